@@ -81,6 +81,19 @@ def test_scripts_on_tensorflow(launcher, on_tensorflow, tmp_path, what):
     run(launcher, "keras_stages_scripts", [0, 0], what, str(tmp_path))
 
 
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+@pytest.mark.parametrize(
+    ("group", "ranks"), [("inside", 2), ("outputs", 2), ("three", 3), ("states", 2), ("replicas", 4)]
+)
+def test_masks_states_and_added_losses_cross_cuts(launcher, monkeypatch, backend, group, ranks):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    run(launcher, "keras_stages_masks", [0] * ranks, group)
+
+
+def test_masks_and_states_that_cannot_be_are_refused(launcher):
+    run(launcher, "keras_stages_masks", [0, 0], "refused")
+
+
 @pytest.mark.timeout(10 * HANG)
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
 def test_a_stage_that_ends_is_named_within_a_second(launcher, monkeypatch, tmp_path, backend):

@@ -184,14 +184,6 @@ def mistakes():
         lambda: compiled(keras.Model(inputs, layers.Dense(2)(around))),
     )
 
-    tokens = keras.Input((5,), dtype="int32")
-    hidden = layers.Embedding(9, 4, mask_zero=True)(tokens)
-    parted = layers.LSTM(4)(tnt.layers.SplitLayer(name="parting")(hidden))
-    refused(
-        "The SplitLayer parting takes a tensor with a mask",
-        lambda: compiled(keras.Model(tokens, layers.Dense(2)(parted))),
-    )
-
     class Subclassed(keras.Model):
         def call(self, inputs):
             return inputs
@@ -199,7 +191,6 @@ def mistakes():
     refused("it is not a functional or sequential model", lambda: compiled(Subclassed()))
     unbuilt = keras.Sequential([layers.Dense(2)])
     refused("does not begin with keras.Input. Use ParallelStrategy.DATA", lambda: compiled(unbuilt))
-    refused("activity regularizer", lambda: compiled(network(layers.Dense(4, activity_regularizer="l2"))))
     refused("Use micro_batches=", lambda: train(compiled(micro_batches=4)))
     refused("no schedule 'fast'", lambda: train(compiled(schedule="fast")))
     other = network(layers.Activation(("relu", "tanh")[rank], name="unlike"))

@@ -9,16 +9,18 @@ import numpy as np
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph, Operator, Parameter, Value
+from carme_runtime.keras.extras import Extras, packed
+from carme_runtime.keras.flattened import Step, flattened
 from carme_runtime.keras.functional import (
     draws_random,
-    functional,
     functional_of,
-    is_mark,
     is_plain_dropout,
     refuse,
     stages_by_marks,
 )
 from carme_runtime.keras.library import keras
+from carme_runtime.keras.masks import Carried
+from carme_runtime.keras.recurrent import States
 from carme_runtime.keras.variables import SEEDS
 
 
@@ -28,33 +30,31 @@ class Call:
 
     Args:
         name: In the graph.
-        operation: What is called.
-        node: Keras' record of the call.
-        given: Names of the values that it takes, by the identities of Keras' symbols for them.
-        outputs: Names of the values that it makes.
+        step: The call.
+        extras: What makes it.
+        given: Names of the values that it takes, and of their masks.
+        outputs: Names of the values that it makes, of their masks, and of what it adds to the loss.
         variables: Names of the variables that it uses.
-        mark: Whether it is a SplitLayer.
         order: In which one process makes the calls.
     """
 
     name: str
-    operation: Any
-    node: Any
-    given: dict[int, str]
+    step: Step
+    extras: Extras
+    given: list[str]
     outputs: list[str]
     variables: list[str]
-    mark: bool
     order: int = 0
     is_dropout: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        symbols = self.node.outputs[0].shape[1:]
-        self.is_dropout = is_plain_dropout(self.operation, self.node) and None not in symbols
+        symbols = self.step.node.outputs[0].shape[1:]
+        self.is_dropout = is_plain_dropout(self.step.operation, self.step.node) and None not in symbols
 
     @property
     def layers(self) -> list[Any]:
         """The layer, and those in it."""
-        return list(self.operation._flatten_layers()) if isinstance(self.operation, keras.Layer) else []
+        return self.step.layers
 
     @property
     def normalises_batches(self) -> bool:
@@ -66,12 +66,9 @@ class Call:
         """Whether it draws other random numbers for micro-batches than for a batch."""
         return not self.is_dropout and draws_random(self.layers)
 
-    def run(self, values: dict[str, Any], training: bool) -> list[Any]:
-        """Call it with the values that it takes; what it makes."""
-        known = {symbol: values[name] for symbol, name in self.given.items()}
-        arguments, keywords = self.node.arguments.fill_in(known)
-        result = functional.operation_fn(self.operation, training=training)(*arguments, **keywords)
-        return keras.tree.flatten(result)
+    def run(self, values: dict[str, Any], training: bool, rows: Any = None, scope: Any = None) -> list[Any]:
+        """Call it with the values that it takes; what it makes. See `Extras`."""
+        return self.extras.call([values[name] for name in self.given], training, rows, scope)
 
 
 class Calls:
@@ -79,25 +76,25 @@ class Calls:
 
     Args:
         model: Functional or sequential, and built.
+        carried: What its calls make besides values; None: not known yet.
 
     Raises:
         InvalidCall: It has what a pipeline cannot run.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, carried: Carried | None = None) -> None:
         self._functional = functional_of(model)
         assert self._functional is not None
         refuse(self._functional)
         self.variables: dict[str, Any] = {}
         self._names: dict[int, str] = {}  # of variables, by identity
+        self.recorded = flattened(self._functional)
+        self.carried = carried or Carried()
+        self.flattened = self.recorded.carrying(self.carried.passed)
+        self.states = States(self.flattened.steps)
         self.inputs = [f"input_{place}" for place in range(len(self._functional.inputs))]
         self.calls: list[Call] = []
-        self.results = self._run(self._functional, self.inputs)
-        if len(set(self.results)) < len(self.results) or set(self.results) & set(self.inputs):
-            raise InvalidCall(
-                "The model returns an input, or one value twice, which a pipeline cannot.",
-                "Return each computed value once.",
-            )
+        self.results = self._record()
         self._sort()
 
     @property
@@ -112,10 +109,9 @@ class Calls:
             raise InvalidCall("An input of the model is None.", "Give all inputs: pipelines need them.")
         return list(flat)
 
-    def outputs_of(self, outputs: list[Any]) -> Any:
-        """The results, as the model returns them."""
-        packed = keras.tree.pack_sequence_as(self._functional._outputs_struct, outputs)
-        return functional.unpack_singleton(packed)
+    def outputs_of(self, outputs: list[Any]) -> tuple[Any, Any]:
+        """The results, as the model returns them, and what layers add to the loss; see `packed`."""
+        return packed(self._functional, outputs, self.flattened, self.carried)
 
     def graph(self) -> Graph:
         """The graph, without sizes and times."""
@@ -138,38 +134,35 @@ class Calls:
         for call in self.calls:
             yield Operator(
                 name=call.name,
-                kind=type(call.operation).__name__,
+                kind=type(call.step.operation).__name__,
                 module=call.name,
-                inputs=tuple(dict.fromkeys(call.given.values())),
+                inputs=tuple(dict.fromkeys(call.given)),
                 outputs=tuple(call.outputs),
                 parameters=tuple(call.variables),
                 draws_mask=call.is_dropout,
             )
 
-    def _run(self, model: Any, inputs: list[str]) -> list[str]:
-        known = dict(zip(map(id, model.inputs), inputs, strict=True))
-        by_depth = model._nodes_by_depth
-        for depth in sorted(by_depth, reverse=True):  # as Keras itself runs them
-            for node in by_depth[depth]:
-                if node.is_input or any(id(t) not in known for t in node.arguments.keras_tensors):
-                    continue
-                known |= zip(map(id, node.outputs), self._call(node, known), strict=True)
-        return [known[id(t)] for t in model.outputs]
-
-    def _call(self, node: Any, known: dict[int, str]) -> list[str]:
-        operation = node.operation
-        inner = functional_of(operation) if isinstance(operation, keras.Model) else None
-        given = {id(t): known[id(t)] for t in node.arguments.keras_tensors}
-        if inner is not None and len(given) == len(inner.inputs):
-            return self._run(inner, list(given.values()))
-        name = self._name(operation)
-        several = len(node.outputs) > 1
-        outputs = [f"{name}_{place}" if several else name for place in range(len(node.outputs))]
-        variables = self._variables(operation, name)
-        made = Call(name, operation, node, given, outputs, variables, is_mark(operation, node))
-        made.order = len(self.calls)
-        self.calls.append(made)
-        return outputs
+    def _record(self) -> list[str]:
+        """Make the calls; the names of what the last stage needs of them."""
+        found, carried = self.flattened, self.carried
+        known = dict(zip(found.inputs, self.inputs, strict=True))
+        masks: dict[int, str] = {}
+        losses: list[str] = []
+        for step in found.steps:
+            name = self._name(step.operation)
+            makes, adds = carried.makes(step), step.number in carried.losses
+            count = len(step.outputs) + len(makes) + adds
+            outputs = [name] if count == 1 else [f"{name}_{place}" for place in range(count)]
+            given = [known[value] for value in step.given.values()]
+            given += [masks[mask] for mask in carried.takes(step).values()]
+            variables = self._variables(step.operation, name)
+            extras = Extras(step, carried)
+            self.calls.append(Call(name, step, extras, given, outputs, variables, len(self.calls)))
+            known |= zip(step.outputs, outputs, strict=False)
+            masks |= zip([step.outputs[place] for place in makes], outputs[len(step.outputs) :], strict=False)
+            losses += outputs[-1:] if adds else []
+        results = [known[value] for value in found.results]
+        return [*results, *(masks[mask] for mask in carried.of_results), *losses]
 
     def _name(self, operation: Any) -> str:
         name = re.sub(r"\W", "_", operation.name)
@@ -191,8 +184,8 @@ class Calls:
         maker = {name: call for call in self.calls for name in call.outputs}
         stages = stages_by_marks(
             self.calls,
-            lambda call: [maker[name] for name in call.given.values() if name in maker],
-            [call for call in self.calls if call.mark],
+            lambda call: [maker[name] for name in call.given if name in maker],
+            [call for call in self.calls if call.step.is_mark],
             lambda call: call.name,
         )
         self.calls = [call for stage in stages for call in stage]

@@ -40,7 +40,7 @@ class WholeBatch:
         self._squares: Any = 0.0
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self) -> Iterator[Any]:
         """Note the statistics of a call of the layer, and leave its variables as they are."""
         layer = self._of[0]
         usual = layer._moments
@@ -52,8 +52,8 @@ class WholeBatch:
 
         vars(layer)["_moments"] = moments
         try:
-            with keras.StatelessScope():
-                yield
+            with keras.StatelessScope(collect_losses=True) as scope:
+                yield scope
         finally:
             del vars(layer)["_moments"]
 

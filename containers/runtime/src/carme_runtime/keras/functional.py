@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from carme_runtime.collectives.errors import InvalidCall
-from carme_runtime.keras.layers import SplitLayer
 from carme_runtime.keras.library import keras
 
 T = TypeVar("T")
@@ -30,34 +29,13 @@ def functional_of(model: Any) -> Any:
 def refuse(model: Any) -> None:
     """Raise InvalidCall for what a pipeline would do otherwise than the model, which is a functional one."""
     for layer in model._flatten_layers(include_self=False):
-        if getattr(layer, "activity_regularizer", None) is not None:
-            raise InvalidCall(
-                f"The layer {layer.name} has an activity regularizer, which pipelines do not know.",
-                "Use kernel_regularizer, or train with ParallelStrategy.DATA.",
-            )
-        if getattr(layer, "stateful", False):
+        recurrent = isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional)
+        if getattr(layer, "stateful", False) and not recurrent:
             raise InvalidCall(
                 f"The layer {layer.name} keeps its state from batch to batch, and pipelines divide batches.",
-                "Make it with stateful=False, or train with ParallelStrategy.DATA.",
+                "Use stateful layers of Keras (RNN and what is made of it), stateful=False, or train with "
+                "ParallelStrategy.DATA.",
             )
-    for output in model.outputs:
-        if mask_of(output) is not None:
-            raise InvalidCall(
-                "An output of the model has a mask, which pipelines do not carry to the loss.",
-                "Give sample weights instead, or train with ParallelStrategy.DATA.",
-            )
-
-
-def is_mark(operation: Any, node: Any) -> bool:
-    """Whether a call is a SplitLayer's. Raises InvalidCall where a mask would lead around it."""
-    if not isinstance(operation, SplitLayer):
-        return False
-    if any(mask_of(tensor) is not None for tensor in node.arguments.keras_tensors):
-        raise InvalidCall(
-            f"The SplitLayer {operation.name} takes a tensor with a mask, which leads around it.",
-            "Put it before the layer that makes the mask, or behind the last one that uses it.",
-        )
-    return True
 
 
 def draws_random(layers: Iterable[Any]) -> bool:
@@ -79,7 +57,6 @@ def is_plain_dropout(operation: Any, node: Any) -> bool:
         and 0 < operation.rate < 1
         and operation.noise_shape is None
         and len(node.arguments.keras_tensors) == 1
-        and mask_of(node.outputs[0]) is None
         and node.outputs[0].dtype == node.arguments.keras_tensors[0].dtype == operation.compute_dtype
     )
 

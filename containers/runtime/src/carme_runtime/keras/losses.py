@@ -27,20 +27,68 @@ class GlobalLoss:
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         value = self.loss(y_true, y_pred, sample_weight)
-        kind, weight = denominator(self.loss, y_pred, sample_weight)
+        kind, weight = denominator(self.loss, y_true, y_pred, sample_weight)
         return value if kind == SAMPLES else value * self._factor(kind, weight, value)
 
 
-def denominator(loss: Any, y_pred: Any, sample_weight: Any) -> tuple[int, Any]:
+class CountedLoss(GlobalLoss):
+    """A loss on a micro-batch, whose part of the whole batch's denominator is counted before.
+
+    Args:
+        loss: Keras' own, or a function.
+        part: What a micro-batch is of the whole batch, by samples; 0: it does not count.
+    """
+
+    def __init__(self, loss: Any, part: Callable[[], float]) -> None:
+        super().__init__(loss, self._scale)
+        self._part = part
+        self.counting = False
+        self.counted = 0.0  # the last time
+        self.whole: float | None = None  # None: a micro-batch is the whole batch
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if not self.counting:
+            return super().__call__(y_true, y_pred, sample_weight)
+        kind, weight = denominator(self.loss, y_true, y_pred, sample_weight)
+        self.counted = float(weight) if kind == WEIGHTS else 0.0
+        return keras.ops.zeros(())
+
+    def _scale(self, kind: int, weight: Any, value: Any) -> float:
+        """See `GlobalLoss`."""
+        part = self._part()
+        if not part or kind == NOTHING:
+            return 1 / part if part else 0.0
+        own = float(weight)
+        return own / (own if self.whole is None else self.whole) / part if own else 0.0
+
+
+def ignored_class(loss: Any) -> Any:
+    """The class of targets that a loss does not count; None: there is none."""
+    return getattr(loss, "ignore_class", getattr(loss, "_fn_kwargs", {}).get("ignore_class"))
+
+
+def denominator(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[int, Any]:
     """By what a loss is divided: SAMPLES, NOTHING, or WEIGHTS, whose sum is given too."""
     reduction = getattr(loss, "reduction", "sum_over_batch_size")
     if reduction == "sum":
         return NOTHING, None
-    mask = getattr(y_pred, "_keras_mask", None)
+    mask = _with_classes(getattr(y_pred, "_keras_mask", None), ignored_class(loss), y_true)
     weights = sample_weight if reduction == "mean_with_sample_weight" else None
     if reduction in (None, "none") or (mask is None and weights is None):
         return SAMPLES, None
     return WEIGHTS, _selected(mask, weights)
+
+
+def _with_classes(mask: Any, ignored: Any, y_true: Any) -> Any:
+    """The mask of the outputs without targets that do not count."""
+    if ignored is None:
+        return mask
+    counts = keras.ops.not_equal(y_true, ignored)
+    if mask is None:
+        return counts
+    if len(counts.shape) > len(mask.shape):
+        counts = keras.ops.squeeze(counts, -1)
+    return keras.ops.logical_and(counts, mask)
 
 
 def _selected(mask: Any, weights: Any) -> Any:

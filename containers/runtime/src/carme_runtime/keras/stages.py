@@ -17,9 +17,12 @@ from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.keras.data import Share, length, same_randomness
 from carme_runtime.keras.functional import settings_checksum
 from carme_runtime.keras.library import keras
+from carme_runtime.keras.losses import CountedLoss, GlobalLoss, ignored_class
+from carme_runtime.keras.masks import Carried, OutputMasks, Unknown, attach, carried, mask_of
 from carme_runtime.keras.slots import Slots
 from carme_runtime.keras.steps import Steps, assign_values, flat_values
 from carme_runtime.keras.world import MASTER, World
+from carme_runtime.logs import log
 from carme_runtime.pipeline import losses
 from carme_runtime.pipeline.partition import check_counts
 
@@ -67,6 +70,7 @@ class PipelineSteps(Steps):
         self.shows_weights = False
         self._exposed = False
         self._part = 1.0  # of a micro-batch in the whole batch
+        self._last: Share | None = None  # of which layers keep states
         self.stages = self._known_stages()
         world.stages = self.stages or 1
         model.predict_step = self._predict_step
@@ -133,6 +137,7 @@ class PipelineSteps(Steps):
 
     def _make(self, example: tuple[Any, ...], whole_batch: bool) -> None:
         self._graph = self._graph_of(self._model)
+        self._graph = self._graph_of(self._model, self._carried(example))
         if len(set(self._world.table([settings_checksum(self._model)])[:, 0].tolist())) > 1:
             raise Mismatch(
                 "Ranks have different models: settings of layers differ.",
@@ -141,11 +146,27 @@ class PipelineSteps(Steps):
         same_randomness(self._world)
         self._pipe = self._build_pipeline(example, whole_batch)
         self._world.stages = self._pipe.plan().schedule.ranks
+        self._warn_of_changes()
         known = {id(v) for v in self._graph.variables.values()}
         for v in self._model.variables:
             if id(v) not in known:
                 self._give_out(v)
         self._slots = None
+
+    def _warn_of_changes(self) -> None:
+        changing, several = self._graph.carried.changing, self._pipe.plan().schedule.micro_batches
+        if changing and several > 1 and self._world.is_master:
+            log.warning(
+                "Layer %s changes its variables in each of the %d micro-batches, so results differ from "
+                "those of a single process. Use micro_batches=1 to avoid that.",
+                changing[0],
+                several,
+            )
+
+    def _carried(self, example: tuple[Any, ...]) -> Carried:
+        """What the model's calls make besides values."""
+        with self._unrecorded():
+            return carried(self._graph.recorded, example)
 
     def _give_out(self, v: Any) -> None:
         """Rank 0's value of a variable."""
@@ -164,10 +185,17 @@ class PipelineSteps(Steps):
         if self._pipe:
             if not self._exposed:
                 self._gather(everywhere=True)
+            if self._last:
+                self._graph.states.spread(self._world, self._last, self._holds)
             self._pipe.close()
         if self._slots:
             self._slots.let_go()
         self._pipe, self._slots, self._exposed = None, None, False
+
+    def _holds(self, layer: Any) -> bool:
+        """Whether this rank is the first one of its replica that has a layer."""
+        names = {id(v): name for name, v in self._graph.variables.items()}
+        return self._pipe.owners(names[id(layer.variables[0])])[0] == self._pipe.stage
 
     def recompiled(self) -> None:
         """The model was compiled: other variables may be trained, by another optimizer."""
@@ -238,8 +266,11 @@ class PipelineSteps(Steps):
     # -- what each backend does in its own way
 
     @abstractmethod
-    def _graph_of(self, model: Any) -> Any:
-        """The model as a graph, with its `variables`, `stages`, `symbols`, `inputs_of` and `outputs_of`."""
+    def _graph_of(self, model: Any, carried: Carried | None = None) -> Any:
+        """The model as a graph, with its `variables`, `stages`, `symbols`, `inputs_of` and `outputs_of`.
+
+        Its calls are `recorded`, and with what is `carried` they are `flattened`; `states` are of its layers.
+        """
 
     @abstractmethod
     def _build_pipeline(self, example: tuple[Any, ...], whole_batch: bool) -> Any:
@@ -298,7 +329,7 @@ class PipelineSteps(Steps):
                 "Use fit() or train_on_batch(), or write the model in PyTorch for "
                 "carme_runtime.torch.pipeline.",
             )
-        return self._evaluated(inputs)
+        return self._evaluated(inputs, None)[0]
 
     def _train_step(self, data: Any) -> dict[str, Any]:
         return self._counted(self._train_batch, data, training=True)
@@ -307,7 +338,8 @@ class PipelineSteps(Steps):
         return self._counted(self._test_batch, data, training=False)
 
     def _predict_step(self, data: Any) -> Any:
-        return self._evaluated(keras.utils.unpack_x_y_sample_weight(data)[0])
+        share, self.share = self.share, None
+        return self._evaluated(keras.utils.unpack_x_y_sample_weight(data)[0], share)[0]
 
     def _counted(self, step: Callable[[Any], Any], data: Any, training: bool) -> dict[str, Any]:
         """Do a step; metrics are counted where the last stage is."""
@@ -315,6 +347,7 @@ class PipelineSteps(Steps):
         self.share, self._running = None, share
         model = self._model
         self._prepare(data, training)
+        self._begin_rows(share)
         before = flat_values(model.metrics_variables)
         model.reset_metrics()
         step(data)
@@ -350,45 +383,111 @@ class PipelineSteps(Steps):
         with losses.explained(self._model.outputs, keras.tree.flatten(targets), "The loss or a metric"):
             type(self._model)._symbolic_build(self._model, iterator=iterator, data_batch=data_batch)
 
-    def _loss(self, y_pred: Any, y: Any, weights: Any, added: float) -> Any:
-        """The loss of a micro-batch, which is counted with its metrics."""
+    def _begin_rows(self, share: Share | None) -> None:
+        """The next batch is this share; see `States.begin`."""
+        self._last = share or self._last
+        self._graph.states.begin(share)
+
+    def _loss(self, outputs: Any, y: Any, weights: Any, added: float) -> Any:
+        """The loss of a micro-batch, of what `outputs_of` made of it, which is counted with its metrics."""
         model = self._model
+        y_pred, more = outputs
         samples = length(y_pred)
         self._part = samples / self._running.total
         with losses.explained(keras.tree.flatten(y_pred), keras.tree.flatten(y)):
-            value = model._compile_loss(y, y_pred, weights)
+            value = model._compile_loss(y, y_pred, weights) if model._compile_loss is not None else None
+        if value is None and more is None:
+            raise InvalidCall("There is no loss.", "Give one to compile().")
+        value = sum(part for part in (value, more) if part is not None)
         with self._unrecorded():
             model._loss_tracker.update_state(self._detached(value) + added, sample_weight=samples)
-            y_pred = keras.tree.map_structure(self._detached, y_pred)
+            y_pred = keras.tree.map_structure(self._with_mask, y_pred)
             with losses.explained(keras.tree.flatten(y_pred), keras.tree.flatten(y), "A metric"):
                 model.compute_metrics(None, y, y_pred, sample_weight=weights)
         return value
 
+    def _with_mask(self, output: Any) -> Any:
+        """An output that gets no gradients, with its mask."""
+        detached = self._detached(output)
+        attach({0: detached}, {0: mask_of(output)})
+        return detached
+
     def _test_batch(self, data: Any) -> None:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        y_pred = self._evaluated(x)
+        outputs = self._evaluated(x, self._running)
         self._share_losses()
+        if self._weighs:
+            self._count(outputs[0], y, weights)
         _, added = self._penalty()
         with self._unrecorded():
-            self._loss(y_pred, y, weights, added)
+            self._loss(outputs, y, weights, added)
 
-    def _evaluated(self, x: Any) -> Any:
+    def _evaluated(self, x: Any, share: Share | None) -> tuple[Any, Any]:
         inputs = self._graph.inputs_of(x)
-        return self._graph.outputs_of(self._outputs(self._pipeline(inputs), inputs))
+        pipe = self._pipeline(inputs)
+        self._begin_rows(share)
+        return self._graph.outputs_of(self._outputs(pipe, inputs))
 
-    def _factor(self, kind: int, weight: Any, value: Any) -> Any:
-        """See `GlobalLoss`; micro-batches count by their samples."""
-        return 1 / self._part if self._running.samples else 0.0
+    # -- denominators of losses
+
+    def _entries(self) -> list[Any]:
+        """The losses of the compiled model, as Keras lists them."""
+        return getattr(self._model._compile_loss, "_flat_losses", None) or []
 
     def _share_losses(self) -> None:
-        super()._share_losses()
-        for entry in getattr(self._model._compile_loss, "_flat_losses", None) or ():
-            reduction = getattr(entry.loss, "reduction", "")
+        """Wrap the losses of the compiled model; micro-batches count by their samples, or by their masks."""
+        entries = self._entries()
+        for index, entry in enumerate(entries):
+            plain = entry.loss.loss if isinstance(entry.loss, GlobalLoss) else entry.loss
+            reduction = getattr(plain, "reduction", "sum_over_batch_size")
+            if isinstance(plain, keras.losses.Circle):
+                raise InvalidCall(
+                    "The loss Circle compares the samples of the whole batch with each other.",
+                    "Use another loss, or train one process with Keras alone.",
+                )
             if reduction not in ("sum", "sum_over_batch_size", "mean"):
                 raise InvalidCall(
                     f"A loss has reduction={reduction!r}, which depends on the whole batch.",
                     "Use 'sum_over_batch_size', or train with ParallelStrategy.DATA.",
                 )
+            counted = CountedLoss(plain, lambda: self._part if self._running.samples else 0.0)
+            entries[index] = entry._replace(loss=counted)
+
+    @property
+    def _weighs(self) -> bool:
+        """Whether a loss is a mean over what masks let through."""
+        ignores = any(ignored_class(entry.loss) is not None for entry in self._entries())
+        return bool(self._entries() and (self._graph.carried.results or ignores))
+
+    def _count_before(self, inputs: Any, y: Any, weights: Any) -> None:
+        """Count what a batch's losses are divided by, before its outputs are there. Raises InvalidCall."""
+        plan, graph = self._pipe.plan(), self._graph
+        if not self._weighs or plan.schedule.micro_batches * plan.replicas == 1:
+            return
+        shapes = [graph.carried.shapes[value] for value in graph.flattened.results]
+        with self._unrecorded():
+            try:
+                masks = OutputMasks(graph.flattened, graph.carried).of(inputs)
+            except Unknown:
+                raise InvalidCall(
+                    "The mask of an output depends on what layers with weights make, so what the loss of the "
+                    "whole batch is divided by is unknown while its micro-batches are trained.",
+                    "Use micro_batches=1 and one pipeline, mask the inputs, or give sample weights instead.",
+                ) from None
+            stand_ins = [keras.ops.zeros((len(inputs[0]), *(1 for _ in shape))) for shape in shapes]
+            self._count(graph.outputs_of([*stand_ins, *masks])[0], y, weights)
+
+    def _count(self, y_pred: Any, y: Any, weights: Any) -> None:
+        """Count what the losses are divided by, over all replicas, which call this together."""
+        counted = [entry.loss for entry in self._entries()]
+        for loss in counted:
+            loss.counting = True
+        with self._unrecorded(), losses.explained(keras.tree.flatten(y_pred), keras.tree.flatten(y)):
+            self._model._compile_loss(y, y_pred, weights)
+        own = np.array([loss.counted if self._counts else 0.0 for loss in counted])
+        for loss, whole in zip(counted, self._world.add(own, "denominators of losses").tolist(), strict=True):
+            loss.counting, loss.whole = False, whole
+        self._model.reset_metrics()  # of which a model with several outputs has some in its losses
 
     def _penalty(self) -> tuple[Any, float]:
         """What regularizers add for this rank's variables, for their gradients, and for all variables."""

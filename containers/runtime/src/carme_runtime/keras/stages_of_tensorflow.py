@@ -15,6 +15,7 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.keras.calls import Calls
 from carme_runtime.keras.library import keras
+from carme_runtime.keras.masks import Carried
 from carme_runtime.keras.optimizer import as_they_are, reducing
 from carme_runtime.keras.stages import PipelineSteps, Wanted
 from carme_runtime.keras.tensorflow_passes import sum_of_gradients
@@ -57,8 +58,8 @@ class TensorFlowPipelineSteps(PipelineSteps):
         """Let Keras' trainer make its functions anew. They must stay while it is at work."""
         self._model.train_function = self._model.test_function = self._model.predict_function = None
 
-    def _graph_of(self, model: Any) -> Calls:
-        return Calls(model)
+    def _graph_of(self, model: Any, carried: Carried | None = None) -> Calls:
+        return Calls(model, carried)
 
     def _build_pipeline(self, example: tuple[Any, ...], whole_batch: bool) -> TensorFlowPipeline:
         wanted, world = self._wanted, self._world
@@ -120,9 +121,11 @@ class TensorFlowPipelineSteps(PipelineSteps):
             return self._loss(self._graph.outputs_of(outputs), targets, weighted, added)
 
         y, weights = keras.tree.map_structure(_tensor, (y, weights))
+        inputs = self._graph.inputs_of(x)
+        self._count_before(inputs, y, weights)
         share = self._running
         parts = (share.begin, share.samples, share.total)
-        gradients = self._pipe.step(self._graph.inputs_of(x), (y, weights), loss, parts)
+        gradients = self._pipe.step(inputs, (y, weights), loss, parts)
         if penalty is not None:
             own = [name for name, v in self._graph.variables.items() if v.trainable and v.regularizer]
             own = [name for name in own if self._pipe.stage in self._pipe.owners(name)]

@@ -11,6 +11,7 @@ import torch
 
 from carme_runtime import strategies
 from carme_runtime.keras.library import keras
+from carme_runtime.keras.masks import Carried
 from carme_runtime.keras.optimizer import as_they_are, reducing
 from carme_runtime.keras.stages import PipelineSteps
 from carme_runtime.keras.tracing import KerasGraph
@@ -20,8 +21,13 @@ from carme_runtime.torch.pipelines import Pipeline, pipeline
 class TorchPipelineSteps(PipelineSteps):
     """See `PipelineSteps`."""
 
-    def _graph_of(self, model: Any) -> KerasGraph:
-        return KerasGraph(model)
+    def _graph_of(self, model: Any, carried: Carried | None = None) -> KerasGraph:
+        return KerasGraph(model, carried)
+
+    def _carried(self, example: tuple[Any, ...]) -> Carried:
+        device = example[0].device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            return super()._carried(example)
 
     def _build_pipeline(self, example: tuple[Any, ...], whole_batch: bool) -> Pipeline:
         wanted, marked = self._wanted, self._graph.stages > 1
@@ -85,6 +91,7 @@ class TorchPipelineSteps(PipelineSteps):
             return self._loss(self._graph.outputs_of(outputs), targets, weighted, added)
 
         y, weights = keras.tree.map_structure(_tensor, (y, weights))
+        self._count_before(inputs, y, weights)
         for parameter in pipe.parameters():
             parameter.grad = None
         counted = None if self._running.samples else 0

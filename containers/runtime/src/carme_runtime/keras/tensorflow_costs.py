@@ -94,7 +94,7 @@ class _Measurement:
         """The calls, and the values that there are after each."""
         values = dict(zip(self._calls.inputs, example, strict=True))
         calls = self._calls.calls
-        last = {name: place for place, call in enumerate(calls) for name in call.given.values()}
+        last = {name: place for place, call in enumerate(calls) for name in call.given}
         for place, call in enumerate(calls):
             try:
                 results = self._run(call, values)
@@ -109,13 +109,13 @@ class _Measurement:
                 values.pop(name, None)
 
     def _run(self, call: Call, values: dict[str, Any]) -> list[Any]:
-        with keras.StatelessScope():  # moving averages and seeds stay
-            return call.run(values, training=True)
+        with keras.StatelessScope(collect_losses=True) as scope:  # moving averages and seeds stay
+            return call.run(values, training=True, scope=scope)
 
     def _timed(self, call: Call, values: dict[str, Any]) -> tuple[float, float]:
         tf = self._tf
         sources = [v for name in call.variables if (v := self._calls.variables[name]).trainable]
-        given = [values[name] for name in call.given.values() if values[name].dtype.is_floating]
+        given = [values[name] for name in call.given if values[name].dtype.is_floating]
         with tf.GradientTape() as tape:
             tape.watch(given)
             began = time.perf_counter()

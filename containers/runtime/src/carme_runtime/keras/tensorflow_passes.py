@@ -41,6 +41,7 @@ class Batch:
         targets: What the loss is called with besides the outputs.
         shares: Its part of the samples of all replicas.
         masks: Dropout's, by name of the call.
+        rows: Those that it has of this replica's batch.
         loss: The mean over a micro-batch's samples. None: the model is evaluated.
     """
 
@@ -48,6 +49,7 @@ class Batch:
     targets: list[Any]
     shares: list[float]
     masks: list[dict[str, Any]]
+    rows: list[range]
     loss: Loss | None
 
 
@@ -150,7 +152,7 @@ class Passes:
         with tape or _nothing():
             if tape:
                 tape.watch(list(leaves.values()))
-            names, made = self._run(piece, values, batch.masks[micro], trains)
+            names, made = self._run(piece, values, batch.masks[micro], batch.rows[micro], trains)
             results = dict(zip(names, made, strict=True))
             if piece == pieces.count - 1:
                 outputs = [{**values, **results}[name] for name in self._plan.graph.results]
@@ -165,26 +167,30 @@ class Passes:
         if tape:
             self._held[piece, micro] = _Held(tape, leaves, results, loss)
 
-    def _run(self, piece: int, values: dict[str, Any], masks: dict[str, Any], training: bool) -> Any:
+    def _run(
+        self, piece: int, values: dict[str, Any], masks: dict[str, Any], rows: range, training: bool
+    ) -> Any:
         """Run a piece's calls; the names of the values that others need, and these."""
         if (piece, training) not in self._functions:
             self._functions[piece, training] = self._function(piece, training)
         taken, results, function = self._functions[piece, training]
-        return results, function([values[name] for name in taken], masks)
+        keeps = any(call.extras.is_stateful for call in self._own[piece])
+        numbers = self._calls.states.rows(rows.start, len(rows)) if keeps else None
+        return results, function([values[name] for name in taken], masks, numbers)
 
     def _function(self, piece: int, training: bool) -> tuple[list[str], list[str], Any]:
         calls, pieces, graph = self._own[piece], self._plan.pieces, self._plan.graph
         made = {name for call in calls for name in call.outputs}
-        used = [name for call in calls for name in call.given.values()]
+        used = [name for call in calls for name in call.given]
         taken = [name for name in dict.fromkeys(used) if name not in made]
         sent = [n for channel, names in pieces.channels.items() if channel[0] == piece for n in names]
         sent += [n for n in graph.results if n in made and piece == pieces.count - 1]
         results = list(dict.fromkeys(sent))
 
-        def run(values: list[Any], masks: dict[str, Any]) -> list[Any]:
+        def run(values: list[Any], masks: dict[str, Any], rows: Any) -> list[Any]:
             known = dict(zip(taken, values, strict=True))
             for call in calls:
-                known |= zip(call.outputs, _called(call, known, masks, training), strict=True)
+                known |= zip(call.outputs, _called(call, known, masks, training, rows), strict=True)
             return [known[name] for name in results]
 
         plain = self._tf.autograph.experimental.do_not_convert(run)
@@ -240,11 +246,13 @@ class _nothing:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _called(call: Call, values: dict[str, Any], masks: dict[str, Any], training: bool) -> Iterator[Any]:
+def _called(
+    call: Call, values: dict[str, Any], masks: dict[str, Any], training: bool, rows: Any
+) -> Iterator[Any]:
     """What a call makes; Dropout takes a mask that was drawn for the whole batch."""
     if call.name in masks:
-        return iter([values[next(iter(call.given.values()))] * masks[call.name]])
-    return iter(call.run(values, training))
+        return iter([values[call.given[0]] * masks[call.name]])
+    return iter(call.run(values, training, rows))
 
 
 def sum_of_gradients(gradient: Any, other: Any) -> Any:
@@ -272,7 +280,7 @@ def mask_of_batch(call: Call, total: int, begin: int, sizes: Sequence[int]) -> I
         sizes: Of its micro-batches.
     """
     tf = import_module("tensorflow")
-    layer, symbol = call.operation, call.node.outputs[0]
+    layer, symbol = call.step.operation, call.step.node.outputs[0]
     ones = tf.ones([total, *symbol.shape[1:]], symbol.dtype)
     mask = keras.random.dropout(ones, layer.rate, seed=layer.seed_generator)
     for size in sizes:

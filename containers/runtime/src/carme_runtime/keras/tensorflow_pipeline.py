@@ -277,7 +277,8 @@ class TensorFlowPipeline:
 
         cut = [keras.tree.map_structure(lambda leaf, s=span: part(leaf, *s), targets) for span in spans]
         shares = [size / total if total else 0.0 for size in sizes]
-        return Batch(parts, cut, shares, [{} for _ in sizes], loss)
+        rows = [range(at, at + size) for at, size in spans]
+        return Batch(parts, cut, shares, [{} for _ in sizes], rows, loss)
 
     def _masks(self, total: int, begin: int, sizes: list[int]) -> list[dict[str, Any]]:
         """Dropout's, by micro-batch; layers that another stage has too draw there alike."""

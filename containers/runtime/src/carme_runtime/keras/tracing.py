@@ -17,16 +17,19 @@ from torch import fx, nn
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.deferred import WholeBatch, can_defer
+from carme_runtime.keras.extras import Extras, packed
+from carme_runtime.keras.flattened import Step, flattened
 from carme_runtime.keras.functional import (
     draws_random,
-    functional,
     functional_of,
-    is_mark,
     is_plain_dropout,
     refuse,
     stages_by_marks,
 )
 from carme_runtime.keras.library import keras
+from carme_runtime.keras.masks import Carried
+from carme_runtime.keras.recurrent import States
+from carme_runtime.pipeline import rows
 from carme_runtime.torch.traced import SelfTraced, Traced
 from carme_runtime.torch.tracing import graph_of_nodes
 
@@ -37,41 +40,38 @@ class LayerCall(nn.Module):
     """One call of a layer, or of another operation of Keras.
 
     Args:
-        operation: What is called.
-        node: Keras' record of the call.
+        step: The call.
         named: The layer's variables, by names for their parameters.
+        carried: What the model's calls make besides values.
+        states: Of stateful layers.
     """
 
-    def __init__(self, operation: Any, node: Any, named: dict[str, Any]) -> None:
+    def __init__(self, step: Step, named: dict[str, Any], carried: Carried, states: States) -> None:
         super().__init__()
-        self._of = (
-            operation,
-            node,
-        )  # in a tuple: a Keras layer is a module, whose parameters have other names
+        # in a tuple: a Keras layer is a module, whose parameters have other names
+        self._of = (step, Extras(step, carried), carried, states)
         self._named = named
         self._measured = False
         self._whole_batch: WholeBatch | None = None
-        self.places = list(dict.fromkeys(id(t) for t in node.arguments.keras_tensors))
         for name, variable in named.items():
             self.register_parameter(name, variable.value)
 
     def __deepcopy__(self, memo: Any) -> "LayerCall":
         """What runs alike without changing the layer's state."""
-        operation, node = self._of
-        copied = LayerCall(operation, node, self._named)
+        step, _, carried, states = self._of
+        copied = LayerCall(step, self._named, carried, states)
         copied.training, copied._measured = self.training, True
         return copied
 
     @property
     def kind(self) -> str:
         """The name of the layer's class."""
-        return type(self._of[0]).__name__
+        return type(self._of[0].operation).__name__
 
     @property
     def layers(self) -> list[Any]:
         """The layer, and those in it."""
-        operation = self._of[0]
-        return list(operation._flatten_layers()) if isinstance(operation, keras.Layer) else []
+        return self._of[0].layers
 
     @property
     def normalises_batches(self) -> bool:
@@ -80,7 +80,7 @@ class LayerCall(nn.Module):
 
     def defer_statistics(self) -> bool:
         """From now on moving averages wait for `update_statistics`. False: this layer cannot do that."""
-        operation = self._of[0]
+        operation = self._of[0].operation
         if not can_defer(operation):
             return False
         self._whole_batch = WholeBatch(operation)
@@ -98,19 +98,18 @@ class LayerCall(nn.Module):
 
     def forward(self, *tensors: Any) -> Any:
         """Call the layer."""
-        operation, node = self._of
-        arguments, keywords = node.arguments.fill_in(dict(zip(self.places, tensors, strict=True)))
-        call = functional.operation_fn(operation, training=self.training)
+        extras, states = self._of[1], self._of[3]
+        own = None if self._measured else rows.current()
+        numbers = states.rows(own.start, len(own)) if own is not None and extras.is_stateful else None
         if self._measured:
-            with keras.StatelessScope():
-                result = call(*arguments, **keywords)
+            with keras.StatelessScope(collect_losses=True) as scope:
+                made = extras.call(tensors, self.training, numbers, scope)
         elif self._whole_batch and self.training:
-            with self._whole_batch.noted():
-                result = call(*arguments, **keywords)
+            with self._whole_batch.noted() as scope:
+                made = extras.call(tensors, self.training, numbers, scope)
         else:
-            result = call(*arguments, **keywords)
-        flat = keras.tree.flatten(result)
-        return flat[0] if len(node.outputs) == 1 else tuple(flat)
+            made = extras.call(tensors, self.training, numbers)
+        return made[0] if len(made) == 1 else tuple(made)
 
 
 class KerasGraph(SelfTraced):
@@ -118,12 +117,13 @@ class KerasGraph(SelfTraced):
 
     Args:
         model: Functional or sequential, and built.
+        carried: What its calls make besides values; None: not known yet.
 
     Raises:
         InvalidCall: It has what a pipeline cannot run.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, carried: Carried | None = None) -> None:
         super().__init__()
         found = functional_of(model)
         assert found is not None
@@ -131,6 +131,10 @@ class KerasGraph(SelfTraced):
         self._variable_of: dict[int, Any] = {}  # by the identity of its parameter
         self.cut_points: list[str] = []
         refuse(found)
+        self.recorded = flattened(found)
+        self.carried = carried or Carried()
+        self.flattened = self.recorded.carrying(self.carried.passed)
+        self.states = States(self.flattened.steps)
         self.graph = self._recorded()
         self.stages = self._split()
 
@@ -151,10 +155,10 @@ class KerasGraph(SelfTraced):
             raise InvalidCall("An input of the model is None.", "Give all inputs: pipelines need them.")
         return tuple(flat)
 
-    def outputs_of(self, outputs: Any) -> Any:
-        """What the graph returned, as the model returns it."""
+    def outputs_of(self, outputs: Any) -> tuple[Any, Any]:
+        """What the graph returned, as the model returns it, and what layers add to the loss; see `packed`."""
         flat = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
-        return functional.unpack_singleton(keras.tree.pack_sequence_as(self._of[1]._outputs_struct, flat))
+        return packed(self._of[1], flat, self.flattened, self.carried)
 
     def traced(self) -> Traced:
         """The graph, in training or evaluation as this module is."""
@@ -183,49 +187,48 @@ class KerasGraph(SelfTraced):
     # -- from Keras' records to a graph
 
     def _recorded(self) -> fx.Graph:
-        graph = fx.Graph()
-        inputs = [graph.placeholder(f"input_{i}") for i in range(len(self._of[1].inputs))]
-        outputs = self._run(graph, self._of[1], inputs)
-        if len({node.name for node in outputs}) < len(outputs) or set(outputs) & set(inputs):
-            raise InvalidCall(
-                "The model returns an input, or one value twice, which a pipeline cannot.",
-                "Return each computed value once.",
-            )
-        graph.output(tuple(outputs))
+        graph, found = fx.Graph(), self.flattened
+        known = {value: graph.placeholder(f"input_{i}") for i, value in enumerate(found.inputs)}
+        masks: dict[int, fx.Node] = {}
+        losses: list[fx.Node] = []
+        for step in found.steps:
+            self._call(graph, step, known, masks, losses)
+        results = [known[value] for value in found.results]
+        graph.output((*results, *(masks[mask] for mask in self.carried.of_results), *losses))
         return graph
 
-    def _run(self, graph: fx.Graph, functional: Any, inputs: list[fx.Node]) -> list[fx.Node]:
-        known = dict(zip(map(id, functional.inputs), inputs, strict=True))
-        by_depth = functional._nodes_by_depth
-        for depth in sorted(by_depth, reverse=True):  # as Keras itself runs them
-            for node in by_depth[depth]:
-                if node.is_input or any(id(t) not in known for t in node.arguments.keras_tensors):
-                    continue
-                known |= zip(map(id, node.outputs), self._call(graph, node, known), strict=True)
-        return [known[id(t)] for t in functional.outputs]
-
-    def _call(self, graph: fx.Graph, node: Any, known: dict[int, fx.Node]) -> list[fx.Node]:
-        operation = node.operation
-        inner = functional_of(operation) if isinstance(operation, keras.Model) else None
-        tensors = list(dict.fromkeys(id(t) for t in node.arguments.keras_tensors))
-        if inner is not None and len(tensors) == len(inner.inputs):
-            return self._run(graph, inner, [known[t] for t in tensors])
+    def _call(
+        self,
+        graph: fx.Graph,
+        step: Step,
+        known: dict[int, fx.Node],
+        masks: dict[int, fx.Node],
+        losses: list[fx.Node],
+    ) -> None:
+        operation, carried = step.operation, self.carried
+        given = [known[value] for value in step.given.values()]
         name = self._name(operation)
-        if is_plain_dropout(operation, node):
-            made = graph.call_function(_DROPOUT, (known[tensors[0]], float(operation.rate), True))
+        makes, adds = carried.makes(step), step.number in carried.losses
+        if is_plain_dropout(operation, step.node):
+            made = graph.call_function(_DROPOUT, (given[0], float(operation.rate), True))
             # Dimension 0 counts samples; the others are known when it is measured.
-            made.meta["val"] = SimpleNamespace(shape=(None, *(0,) * (len(node.outputs[0].shape) - 1)))
+            made.meta["val"] = SimpleNamespace(shape=(None, *(0,) * (len(step.node.outputs[0].shape) - 1)))
             made.meta["nn_module_stack"] = {name: (name, type(operation))}
             if operation.seed is not None:
                 made.meta["draw"] = _Seeded(operation)
             self.add_module(name, nn.Identity())
         else:
-            self.add_module(name, LayerCall(operation, node, self._named_variables(operation)))
-            made = graph.call_module(name, tuple(known[t] for t in tensors))
-        made.meta["split"] = is_mark(operation, node)
-        if len(node.outputs) == 1:
-            return [made]
-        return [graph.call_function(operator.getitem, (made, place)) for place in range(len(node.outputs))]
+            self.add_module(name, LayerCall(step, self._named_variables(operation), carried, self.states))
+            given += [masks[mask] for mask in carried.takes(step).values()]
+            made = graph.call_module(name, tuple(given))
+        made.meta["split"] = step.is_mark
+        count = len(step.outputs) + len(makes) + adds
+        parts = [made]
+        if count > 1:
+            parts = [graph.call_function(operator.getitem, (made, place)) for place in range(count)]
+        known |= zip(step.outputs, parts, strict=False)
+        masks |= zip([step.outputs[place] for place in makes], parts[len(step.outputs) :], strict=False)
+        losses += parts[-1:] if adds else []
 
     def _name(self, operation: Any) -> str:
         name = re.sub(r"\W", "_", operation.name)

@@ -19,7 +19,7 @@ from carme_runtime.activity import doing
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.collectives.mailboxes import Mailboxes
-from carme_runtime.pipeline import KINDS, Plan, Schedule, Schedules, losses
+from carme_runtime.pipeline import KINDS, Plan, Schedule, Schedules, losses, rows
 from carme_runtime.pipeline.messages import Post, boxes_of
 from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, Action
 from carme_runtime.pipeline.timeline import NAMES
@@ -65,6 +65,7 @@ class _Batch:
         parts: By micro-batch: what the model is called with, and the targets.
         shares: By micro-batch: its part of the samples of all replicas.
         masks: By micro-batch: Dropout's.
+        rows: By micro-batch: those of this replica's batch.
         loss: The user's; None: the caller wants outputs.
         pieces: Those of this rank, in training or in evaluation.
     """
@@ -72,6 +73,7 @@ class _Batch:
     parts: list[tuple[tuple[torch.Tensor, ...], Any]]
     shares: list[float]
     masks: list[dict[str, torch.Tensor]]
+    rows: list[range]
     loss: Loss | None
     pieces: Mapping[int, Piece]
 
@@ -344,7 +346,8 @@ class Passes:
             masks = self._masks(batch, sum(counts), before, offsets, sizes)
         pieces = self._evaluating if evaluating else self._pieces
         shares = [size / sum(counts) if evaluating or counts[replica] else 0.0 for size in sizes]
-        return _Batch(parts, shares, masks, loss, pieces)
+        spans = [range(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)]
+        return _Batch(parts, shares, masks, spans, loss, pieces)
 
     def _schedule(self, samples: int) -> Schedule:
         """The plan's, or for the last, smaller batch one with fewer micro-batches."""
@@ -470,7 +473,8 @@ class Passes:
         }
         given_to = [sources[kind][name] for kind, name in own.arguments]
         first = given_to if self._opaque else None
-        with self._arrivals.looking(first) if self._arrivals else contextlib.nullcontext():
+        looking = self._arrivals.looking(first) if self._arrivals else contextlib.nullcontext()
+        with looking, rows.running(batch.rows[micro]):
             results = own.function(*given_to)
         held.results = dict(zip(own.results, results, strict=True))
         if piece == self._plan.pieces.count - 1:
