@@ -3,22 +3,15 @@
 Importing it takes longer than most playbooks of the tests. A line of the input is a run, as JSON: its
 `arguments`, its `environment`, its `folder`, and the files that get its `output` and its `errors`. The answer
 is a line with its exit code. The environment's variables of Ansible itself are those of this program.
-
-A module of Ansible is a program of Python that has all that it imports with it, as sources. To compile them
-takes most of its time, so here they come with their compiled code.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
-import marshal
 import os
 import sys
 import traceback
-import zipfile
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from ansible.cli.playbook import PlaybookCLI
@@ -26,26 +19,6 @@ from ansible.cli.playbook import PlaybookCLI
 # What every run imports later.
 from ansible.executor import module_common, playbook_executor, task_executor  # noqa: F401
 from ansible.plugins.strategy import linear  # noqa: F401
-
-
-class _WithCode(zipfile.ZipFile):
-    """What a module has with it: of each source the compiled code as well.
-
-    A Python of another version, for which that code is not, compiles the source.
-    """
-
-    def writestr(self, zinfo_or_arcname: Any, data: Any, *arguments: Any, **options: Any) -> None:
-        super().writestr(zinfo_or_arcname, data, *arguments, **options)
-        name = getattr(zinfo_or_arcname, "filename", zinfo_or_arcname)
-        if name.endswith(".py"):
-            source = data.encode() if isinstance(data, str) else bytes(data)
-            code = compile(source, name, "exec", dont_inherit=True)
-            # As PEP 552 has it: the code of the source with this hash, which nobody compares.
-            head = importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + importlib.util.source_hash(source)
-            super().writestr(f"{name}c", head + marshal.dumps(code), self.compression)
-
-
-module_common.zipfile = SimpleNamespace(**vars(zipfile) | {"ZipFile": _WithCode})  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main() -> None:
