@@ -26,9 +26,6 @@ from suites.running import ROOT, Runner, call, path_of, show_stage
 
 __all__ = ["Plan", "run_quick_lint", "target_of_site"]
 
-#: Each processor begins with its own half of the files, so that what a file's tests share is made once, and
-#: helps the other at the end.
-BOTH_PROCESSORS = ("--numprocesses", "2", "--dist", "worksteal")
 #: Suites that run while the cluster's does, where both are requested: they need no cluster, or have users of
 #: their own.
 BESIDE_CLUSTER = ("lint", "unit", "browser")
@@ -72,6 +69,15 @@ def run_quick_lint(files: tuple[str, ...]) -> int:
         show_stage(name)
         code |= call(*command) != 0
     return code
+
+
+def _processes() -> tuple[str, ...]:
+    """Options of pytest: in how many processes it runs tests; two, or CARME_PROCESSES.
+
+    Each begins with its own half of the files, so that what a file's tests share is made once, and helps the
+    other at the end.
+    """
+    return "--numprocesses", os.environ.get("CARME_PROCESSES") or "2", "--dist", "worksteal"
 
 
 def _pictures() -> dict[str, str]:
@@ -173,12 +179,12 @@ class Plan:
 
     def _unit(self) -> None:
         debian.prepare_unit()
-        self._pytest("unit", *BOTH_PROCESSORS, "--durations", "25", *self._targets("tests/unit"))
+        self._pytest("unit", *_processes(), "--durations", "25", *self._targets("tests/unit"))
         if self._request.is_whole and debian.prepare_postgresql():
             name = "unit: on PostgreSQL"
             command = [self._python, "-m", "pytest", "-p", "no:cacheprovider", self._runner.junit(name)]
             database = [self._python, "tests/real_postgresql.py"]
-            self._runner.run(name, *database, *command, *BOTH_PROCESSORS, *ON_POSTGRESQL)
+            self._runner.run(name, *database, *command, *_processes(), *ON_POSTGRESQL)
 
     def _native(self) -> None:
         native = prepare_native(self._python)

@@ -94,7 +94,8 @@ class FakeSlurm:
         # A program that is just writing its line holds the lock.
         with self._locked():
             lines = (self.state / "calls").read_text().splitlines()
-        return [call for call in map(ast.literal_eval, lines) if call["program"] == program]
+        begin = f"{{'program': {program!r}, "  # a line has all of the environment, and takes long to read
+        return [ast.literal_eval(line) for line in lines if line.startswith(begin)]
 
     def fail(self, program: str, message: str) -> None:
         with self._locked():
@@ -183,7 +184,8 @@ def settings(folder: Path) -> Settings:
     return Settings.model_validate(
         {
             "site": {"url": "https://carme.example.org"},
-            "slurm": {"cluster": "carme", "poll_seconds": 0.1},
+            # Each poll is a program of Python: who waits for more than that is slowed down by many.
+            "slurm": {"cluster": "carme", "poll_seconds": 0.3},
             "broker": {
                 "socket": str(folder / "run/broker.sock"),
                 "services": ["hub"],
@@ -220,6 +222,7 @@ class Site:
         self.slurm.jobs = jobs
         # One that is under way may have read half of the queue before: squeue is queried twice.
         wanted = watch._polls + 1
+        watch.hurry()
         async with asyncio.timeout(HANG), watch._polled:
             await watch._polled.wait_for(lambda: watch._finished >= wanted and watch._failure is None)
 

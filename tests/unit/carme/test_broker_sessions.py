@@ -174,6 +174,7 @@ async def test_notes_cost_slurm_nothing(site: Any, monkeypatch: pytest.MonkeyPat
     nodes, pulses = looks("show", "node"), looks("show", "job")
     while looks("show", "job") < pulses + 5:
         await site.client.note(7, "ada", SessionNote(idle_since=datetime.now(UTC)))
+        await asyncio.sleep(0.02)
     assert looks("show", "node") == nodes
 
 
@@ -187,6 +188,7 @@ async def test_without_jobs_of_ours_the_broker_rarely_looks(
         before = pulses()
         while pulses() < before + times:
             await site.client.jobs()
+            await asyncio.sleep(0.05)
 
     site.slurm.jobs = [JOB | {"A": 6, "j": "theirs", "k": ""}]
     site.act("hub", trusted=True)
@@ -194,6 +196,7 @@ async def test_without_jobs_of_ours_the_broker_rarely_looks(
     assert [job.id for job in await site.client.jobs()] == [6]
     monkeypatch.setattr("carme.broker.watch.CALM_AFTER", 0.0)
     monkeypatch.setattr("carme.broker.watch.CALM_TIMES", 100_000)
+    monkeypatch.setattr(site.broker._watch, "_seconds", 0.1)
     before = pulses()
     await asyncio.sleep(0.5)  # five polls, were it not calm
     assert pulses() <= before + 1  # one pause had begun

@@ -52,7 +52,7 @@ def declared(part: str) -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for file in sorted((figures.ROOT / part).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                 help = next((ast.unparse(word.value) for word in node.keywords if word.arg == "help"), "")
                 for name in node.args:
                     option = str(name.value) if isinstance(name, ast.Constant) else ""

@@ -1,6 +1,5 @@
 """Which steps and batches a probe of Keras on TensorFlow measures, and how it ends, without either."""
 
-import gc
 import itertools
 import re
 import weakref
@@ -96,7 +95,6 @@ def test_a_batch_of_the_usual_size_is_measured() -> None:
 
     def batches() -> Iterator[Data]:
         for samples in itertools.cycle([8, 32, 32]):
-            gc.collect()
             assert sum(each() is not None for each in alive) <= 2  # the one kept, and the last
             data = Data(samples)
             alive.append(weakref.ref(data))

@@ -1,6 +1,7 @@
 """Where graphs are cut."""
 
 import dataclasses
+import functools
 import itertools
 import random
 import re
@@ -372,8 +373,15 @@ def uneven(seed: int) -> Graph:
     return dataclasses.replace(graph, operators=tuple(held))
 
 
-def shortest_that_fits(draft: Plan) -> float | None:
-    """The shortest step of all cuts and all that stages can do to fit; None where nothing fits."""
+@functools.cache
+def shortest_that_fits(seed: int, schedule: str, stages: int, disk: Disk | None, memory: int) -> float | None:
+    """The shortest step of all cuts and all that stages can do to fit; None where nothing fits.
+
+    It takes longer than the plan, and is the same however few cuts that looks at.
+    """
+    options: dict[str, Any] = {"stages": stages, "micro_batches": 2 * stages, "schedule": schedule}
+    free = plan(uneven(seed), Request(stages, 24, **options))
+    draft = dataclasses.replace(free, memory=memory, may_recompute=True, disk=disk)
     steps = []
     for cuts in itertools.combinations(cut_places(draft.graph), len(draft.cuts)):
         cut = dataclasses.replace(draft, cuts=cuts)
@@ -395,7 +403,7 @@ def test_cuts_and_recomputation_are_chosen_together(
         free = plan(graph, Request(stages, 24, **options))
         memory = int(part * max(stage.memory_bytes for stage in free.stages))
         options |= {"memory": memory, "may_recompute": True, "disk": disk}
-        best = shortest_that_fits(dataclasses.replace(free, memory=memory, may_recompute=True, disk=disk))
+        best = shortest_that_fits(seed, schedule, stages, disk, memory)
         if best is None:
             with pytest.raises(PlanError, match="A stage needs"):
                 plan(graph, Request(stages, 24, **options))

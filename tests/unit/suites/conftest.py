@@ -87,8 +87,9 @@ def variables(tmp_path: Path) -> dict[str, str]:
     (without_apt / "apt-get").chmod(0o755)
     # Most of the time that pytest takes here is that of plugins that these tests do not use.
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin -p pytest_timeout"}
-    path = f"{without_apt}:{others['PATH']}"
-    return others | plugins | {"XDG_CACHE_HOME": str(cache.parent), "PATH": path}
+    # Half of what is left would be that of further processes, which the test of a signal has.
+    own = {"CARME_PROCESSES": "0", "XDG_CACHE_HOME": str(cache.parent)}
+    return others | plugins | own | {"PATH": f"{without_apt}:{others['PATH']}"}
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_a_signal_leaves_no_process(tree: Path, variables: dict[str, str]) -> No
     (tree / "tests/unit/test_long.py").write_text(waiting)
     process = subprocess.Popen(
         [tree / "test", "unit", "--", "tests/unit/test_long.py"],
-        env=variables,
+        env=variables | {"CARME_PROCESSES": "2"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -1,6 +1,5 @@
 """Clients of the broker, for plain and for asyncio programs. Each call has its own connection."""
 
-import asyncio
 import os
 import socket as sockets
 from collections.abc import Callable, Coroutine
@@ -268,6 +267,8 @@ class AsyncBrokerClient(_Client):
     """The same as `BrokerClient`, for asyncio programs."""
 
     async def _perform(self, request: Request) -> Any:
+        import asyncio  # which plain programs do not need
+
         line = _line(request)
         try:
             async with asyncio.timeout(_patience(request, self.timeout)):
@@ -277,6 +278,8 @@ class AsyncBrokerClient(_Client):
         return _result(request, answer, self.socket)
 
     async def _exchange(self, line: bytes) -> bytes:
+        import asyncio
+
         reader, writer = await asyncio.open_unix_connection(str(self.socket))
         try:
             writer.write(line)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 OK, FAILED, USAGE = 0, 1, 2
 
-# These must be quick, and say all of their command line themselves: nothing else is imported or built.
-ALONE = ("data",)
+# These must be quick: they end without taking the interpreter apart.
+QUICK = ("data",)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -110,7 +110,7 @@ def _is_here() -> bool:
 def program() -> NoReturn:
     """Run the command as a program: `main`, and out."""
     code = main()
-    if sys.argv[1:2] and sys.argv[1] in ALONE:
+    if sys.argv[1:2] and sys.argv[1] in QUICK:
         # To take the interpreter apart takes as long as to look at a thousand files.
         try:
             sys.stdout.flush()
@@ -128,5 +128,12 @@ def _options(arguments: list[str]) -> Any:
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
-        argcomplete.autocomplete(parser())
-    return parser(arguments[0] if arguments and arguments[0] in ALONE else "").parse_args(arguments)
+        argcomplete.autocomplete(parser(_completed_command()))
+    return parser(arguments[0] if arguments else "").parse_args(arguments)
+
+
+def _completed_command() -> str:
+    """The command whose words a shell completes; empty while its name may not be whole."""
+    line = os.environ.get("COMP_LINE", "")
+    words = f"{line[: int(os.environ.get('COMP_POINT', len(line)))]}|".split()  # behind a space one word more
+    return words[1] if len(words) > 2 else ""

@@ -11,24 +11,25 @@ from carme import __version__
 
 __all__ = ["parser", "pass_on", "take_program"]
 
-# Each adds its commands, which set `run`, a function of the options that returns the exit code.
-COMMANDS = (
-    "cluster",
-    "sessions",
-    "jobs",
-    "report",
-    "runtime",
-    "net",
-    "start",
-    "portal",
-    "personal",
-    "admin",
-    "images",
-    "data",
-    "datasets",
-    "config",
-    "validate",
-)
+# Each part with the commands that it adds, which set `run`, a function of the options that returns the exit
+# code. To import all parts takes many times as long as the one that a command line needs.
+COMMANDS = {
+    "cluster": ("status", "accounts"),
+    "sessions": ("session", "sessions"),
+    "jobs": ("jobs", "cancel", "extend", "logs"),
+    "report": ("report",),
+    "runtime": ("scale", "compare"),
+    "net": ("net", "onnx"),
+    "start": ("submit",),
+    "portal": ("login", "bookings"),
+    "personal": ("files", "presets", "notices", "projects"),
+    "admin": ("admin",),
+    "images": ("images",),
+    "data": ("data",),
+    "datasets": ("datasets",),
+    "config": ("config",),
+    "validate": ("validate",),
+}
 
 
 class _Help(argparse.HelpFormatter):
@@ -123,8 +124,12 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and word != "-" and not re.fullmatch(r"-\d+(\.\d*)?|-\.\d+", word)
 
 
-def parser(alone: str = "") -> argparse.ArgumentParser:
-    """What understands all arguments; with the name of a command, those that begin with it."""
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """What understands all arguments; with the name of a command, those that begin with it or one beside it.
+
+    Args:
+        command: The first argument. Where it is no command, all are understood.
+    """
     made = _Parser(
         prog="carme",
         description="Start jobs and notebooks on a Slurm cluster, see what they use, book nodes, copy data.",
@@ -133,6 +138,6 @@ def parser(alone: str = "") -> argparse.ArgumentParser:
     made.add_argument("--version", action="version", version=f"carme {__version__}")
     # Named, so that nothing is imported just to find it out.
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=made.prog)
-    for part in (alone,) if alone else COMMANDS:
+    for part in [part for part, added in COMMANDS.items() if command in added] or COMMANDS:
         importlib.import_module(f"carme.cli.{part}").add(commands)
     return made

@@ -3,26 +3,33 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import carme_runtime.onnx as carme_onnx
 import onnx_models
-from carme_runtime.checkpoint import Checkpoints
 from carme_runtime.onnx import OnnxError
-from carme_runtime.onnx.conversion import OPERATORS
 
-torch.set_num_threads(1)  # with more, they wait for each other on a machine that is busy
+if TYPE_CHECKING:
+    import torch
 
 X = onnx_models.random(2, 3, 9, 7)
 ROW = onnx_models.random(5, 4, 6)
 POSITIVE = np.abs(ROW) + 0.1
 INTS = np.array([2, -1, 0])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pytorch() -> None:
+    """PyTorch, as `torch`: not everybody who collects these tests runs them, and it takes seconds."""
+    import torch
+
+    torch.set_num_threads(1)  # with more, they wait for each other on a machine that is busy
+    globals()["torch"] = torch
 
 
 def ints(*values: int) -> np.ndarray[Any, Any]:
@@ -168,6 +175,8 @@ def test_operators_that_are_missing_are_named_with_their_nodes_before_anything_r
     ]
     proto = onnx_models.model(nodes, {"x": (2, 2)}, ["b", "c"])
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    from carme_runtime.onnx.conversion import OPERATORS
+
     assert "NonZero" not in OPERATORS
     with pytest.raises(OnnxError, match=r"cannot be trained: where_is_it \(NonZero\), determinant \(Det\)"):
         carme_onnx.to_torch(proto)
@@ -339,6 +348,8 @@ def test_a_training_goes_on_with_its_checkpoint(tmp_path: Path):
 
     given: dict[str, Any] = {"loss": loss, "learning_rate": 0.1, "momentum": 0.9}
     saved: dict[str, Any] = {"checkpoints": tmp_path / "saved", "interval": 2}
+    from carme_runtime.checkpoint import Checkpoints
+
     whole = carme_onnx.fit(classifier(), batches(), **given)
     with pytest.raises(KeyboardInterrupt):
         carme_onnx.fit(classifier(), broken_off(), **given, **saved)

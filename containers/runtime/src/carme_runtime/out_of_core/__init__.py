@@ -5,8 +5,10 @@ What needs PyTorch is imported when it is requested.
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from carme_runtime.out_of_core.plan import Plan
+if TYPE_CHECKING:
+    from carme_runtime.out_of_core.plan import Plan
 
 __all__ = ["HostRoom", "Plan", "host_room", "leave_recomputation", "limits_host"]
 
@@ -42,3 +44,12 @@ def host_room() -> HostRoom | None:
     """See `HostRoom`; None where no limit of the host's memory is in force in this process."""
     budget = sys.modules.get("carme_runtime.out_of_core.budget")
     return HostRoom(*budget.room_of_host()) if budget is not None and budget.limits_host() else None
+
+
+def __getattr__(name: str) -> Any:
+    """`Plan`, imported when it is used: nets, of which each process starts anew, need the sizes alone."""
+    if name != "Plan":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from carme_runtime.out_of_core.plan import Plan
+
+    return Plan

@@ -5,9 +5,9 @@ ended.
 """
 
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.model import Arc, Place, Transition, show_amount

@@ -10,7 +10,6 @@ from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.draw import Drawing, draw
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.model import parse_needs
-from carme_runtime.petri.pnml import from_pnml, to_pnml
 from carme_runtime.petri.run import Run
 from carme_runtime.petri.scripts import net_of
 
@@ -108,6 +107,8 @@ class Net(Definition):
 
     def to_pnml(self) -> str:
         """The net in the Petri Net Markup Language; functions are not part of it."""
+        from carme_runtime.petri.pnml import to_pnml  # few nets need XML
+
         return to_pnml(self)
 
     @staticmethod
@@ -117,4 +118,6 @@ class Net(Definition):
         Raises:
             PetriError: It is no such net.
         """
+        from carme_runtime.petri.pnml import from_pnml
+
         return from_pnml(text, Net)

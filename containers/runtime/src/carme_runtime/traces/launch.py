@@ -11,8 +11,6 @@ from pathlib import Path
 
 from carme_runtime import profile
 from carme_runtime.out_of_core.sizes import parse_size
-from carme_runtime.traces import libotf2
-from carme_runtime.traces.convert import parse
 from carme_runtime.traces.errors import TraceError
 
 OPTIONS_WITH_VALUE = ("--trace", "--trace-limit")
@@ -87,6 +85,8 @@ def prepare(options: argparse.Namespace, ranks: int) -> Tracing | None:
             f"--trace-limit {options.trace_limit} leaves {limit} bytes for each of {ranks} ranks.",
             f"Give at least {ranks * _LEAST >> 10}K.",
         )
+    from carme_runtime.traces.convert import parse  # what most runs do without
+
     targets = [parse(text) for text in options.trace]
     for kind, path in targets:
         _check(kind, path)
@@ -100,6 +100,8 @@ def prepare(options: argparse.Namespace, ranks: int) -> Tracing | None:
 
 def _check(kind: str, path: Path) -> None:
     if kind == "otf2":
+        from carme_runtime.traces import libotf2
+
         libotf2.find()
         if path.exists():
             raise TraceError(f"{path} exists, and an archive is a new folder.", "Name another, or remove it.")
