@@ -39,6 +39,9 @@ CROWDED = EVERY | {"runOnly": {"type": "rule", "values": ["target-size", "scroll
 #: What another language can change: no colour.
 WORDS = EVERY | {"rules": {"color-contrast": {"enabled": False}}}
 
+#: Pixels by which a page may become longer while it is judged.
+ROOM = 1000
+
 #: Makes axe of what `AXE_AT_HAND` has put there; whether the page has it.
 TAKE_AXE = "'axe' in window || (window.loadAxe?.(), 'axe' in window)"
 #: Gives each page that a tab loads what makes axe. Sent with each page, its half a megabyte takes longer than
@@ -151,8 +154,10 @@ def violations(page: Page, rules: dict[str, object]) -> list[str]:
         page.evaluate(AXE)
     size = page.viewport_size
     if size and page.locator(".start-bar").is_visible():
-        # What lies below the bar at the lower edge can be scrolled clear of it, but would count as small.
-        page.set_viewport_size({**size, "height": page.evaluate("document.documentElement.scrollHeight")})
+        # What lies below the bar at the lower edge can be scrolled clear of it, but would count as small; also
+        # when an answer that is still on its way makes the page longer.
+        height = page.evaluate("document.documentElement.scrollHeight") + ROOM
+        page.set_viewport_size({**size, "height": height})
     found = page.evaluate(FIND, [rules, []])
     if size:
         page.set_viewport_size(size)
