@@ -22,7 +22,7 @@ PIPELINING = tnt.ParallelStrategy.PIPELINING
 
 
 def sentences():
-    """Numbers of words, of which zeros at the end, and some in the middle, are no words."""
+    """Numbers of words; zeros at the end, and some in the middle, are no words."""
     found = numbers.integers(1, WORDS, (SAMPLES, LENGTH))
     found[np.arange(LENGTH) >= numbers.integers(1, LENGTH + 1, (SAMPLES, 1))] = 0
     found[:, 1][::5] = 0
@@ -51,7 +51,7 @@ def lstm():
 def attention():
     tokens = keras.Input((LENGTH,), dtype="int32")
     hidden = split(layers.Dense(6, "tanh")(embedded(tokens)), "words")
-    # Without biases: those of keys have no gradient but rounding, of which Adam makes steps.
+    # Without biases: those of keys have no gradient but rounding, from which Adam makes steps.
     attended = layers.MultiHeadAttention(2, 3, use_bias=False)(hidden, hidden)
     hidden = layers.LayerNormalization()(layers.Add()([hidden, attended]))
     hidden = layers.GlobalAveragePooling1D()(hidden)
@@ -165,7 +165,7 @@ def stateful():
 
 
 def stateful_words():
-    """With masks, of which a state must not change."""
+    """With masks, which must not change a state."""
     tokens = keras.Input(batch_shape=(BATCH, LENGTH), dtype="int32")
     hidden = layers.SimpleRNN(5, stateful=True)(split(embedded(tokens), "words"))
     return keras.Model(tokens, layers.Dense(3)(hidden)), sentences()[: 3 * BATCH], classes((3 * BATCH,))

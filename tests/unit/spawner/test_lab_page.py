@@ -41,7 +41,7 @@ class Front:
         sent: The form with which a new start of the session was requested.
         pages: Parts of the portal, by their paths.
         held: A part of a path; requests with it wait until `go_on` is set, as over a slow network.
-        missing: Paths of which the portal knows nothing.
+        missing: Paths that the portal does not know.
         signed_out: Whether the portal leads to its login instead of stopping the session.
         full: Whether the disk is full: no document can be saved.
         is_gone: Whether the session's server is gone, as the hub's proxy says of it.

@@ -190,7 +190,7 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page) -> No
         await eventually(lambda path=path: front.questions[path], f"{name} leads to {path}")
         await other.close()
 
-    # A web app of the user's own is there as soon as the page is looked at again, and gone with it.
+    # A web app of the user's own is there as soon as somebody returns to the page, and gone with it.
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(APPS / "mine.sock"))
         listening.listen()

@@ -5,7 +5,7 @@ import re
 
 def expand(nodes: str) -> list[str]:
     """The names in Slurm's short form of a list of nodes: `n[01-02,7],login` is n01, n02, n7 and login."""
-    if "[" not in nodes:  # as most jobs have it, of which there may be thousands
+    if "[" not in nodes:  # as thousands of jobs may have it
         return [name for name in nodes.split(",") if name]
     names = []
     for word in re.findall(r"(?:[^,\[]|\[[^]]*\])+", nodes):

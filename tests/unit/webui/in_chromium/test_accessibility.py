@@ -154,10 +154,11 @@ def violations(page: Page, rules: dict[str, object]) -> list[str]:
         page.evaluate(AXE)
     size = page.viewport_size
     if size and page.locator(".start-bar").is_visible():
-        # What lies below the bar at the lower edge can be scrolled clear of it, but would count as small; also
-        # when an answer that is still on its way makes the page longer.
+        # What lies below the bar at the lower edge can be scrolled clear of it, but would count as small, as
+        # it would if an answer that is still on its way made the page longer.
         height = page.evaluate("document.documentElement.scrollHeight") + ROOM
         page.set_viewport_size({**size, "height": height})
+        page.wait_for_function("() => document.documentElement.scrollHeight <= innerHeight")
     found = page.evaluate(FIND, [rules, []])
     if size:
         page.set_viewport_size(size)

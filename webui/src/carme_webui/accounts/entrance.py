@@ -69,7 +69,7 @@ def enter(request: HttpRequest) -> HttpResponse:
     token of the hub, the hub itself decides: no browser sends one by following a link.
     """
     response: Any = HttpResponse(status=_status(request), headers={"Cache-Control": "no-store"})
-    # Django would warn of each refusal, of which an open page whose login is over gets one every few seconds.
+    # Django would warn of each refusal, and an open page whose login is over gets one every few seconds.
     response._has_been_logged = True
     return response
 

@@ -1,7 +1,7 @@
 """Recurrent layers that keep their states from batch to batch, where a batch is divided.
 
-The states of a batch's rows stay where they were: a micro-batch reads and writes those of its own rows, of
-which there is one set on each rank, for all rows of the batch of all replicas.
+The states of a batch's rows stay where they were: a micro-batch reads and writes those of its own rows.
+Each rank has one set of them, for all rows of the batch of all replicas.
 """
 
 import contextlib

@@ -70,7 +70,7 @@ class PipelineSteps(Steps):
         self.shows_weights = False
         self._exposed = False
         self._part = 1.0  # of a micro-batch in the whole batch
-        self._last: Share | None = None  # of which layers keep states
+        self._last: Share | None = None  # whose layers keep states
         self.stages = self._known_stages()
         world.stages = self.stages or 1
         model.predict_step = self._predict_step
@@ -487,7 +487,7 @@ class PipelineSteps(Steps):
         own = np.array([loss.counted if self._counts else 0.0 for loss in counted])
         for loss, whole in zip(counted, self._world.add(own, "denominators of losses").tolist(), strict=True):
             loss.counting, loss.whole = False, whole
-        self._model.reset_metrics()  # of which a model with several outputs has some in its losses
+        self._model.reset_metrics()  # a model with several outputs has some of them in its losses
 
     def _penalty(self) -> tuple[Any, float]:
         """What regularizers add for this rank's variables, for their gradients, and for all variables."""

@@ -47,7 +47,7 @@ def host_room() -> HostRoom | None:
 
 
 def __getattr__(name: str) -> Any:
-    """`Plan`, imported when it is used: nets, of which each process starts anew, need the sizes alone."""
+    """`Plan`, imported when it is used: nets, whose processes each start anew, need the sizes alone."""
     if name != "Plan":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from carme_runtime.out_of_core.plan import Plan

@@ -50,8 +50,8 @@ class Steps:
         self._peaks: deque[tuple[int, int]] = deque()
         self._missing: set[int] = set()  # labels of the record that have no block now
         self._additional: set[int] = set()  # labels that operations may use where the record lacks them
-        self._undated: set[int] = set()  # of blocks of which the record does not know when they are gone
-        self._leftovers: set[Block] = set()  # of the step before, of which it does not know that, either
+        self._undated: set[int] = set()  # of blocks whose end the record does not know
+        self._leftovers: set[Block] = set()  # of the step before, whose end it does not know, either
         self._until: dict[int, int] = {}  # by which operation of this step those that are gone now were
         self._carried: dict[int, int] = {}  # what `Trace.carried` lacks
         self._is_amended = False  # something was added to the record in this step

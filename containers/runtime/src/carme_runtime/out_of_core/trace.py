@@ -16,7 +16,7 @@ _STEPS = 3  # that are played with each room: from the second one on each begins
 _MOST_PLAYED = 100_000  # operations, after which no other spare room is tried
 _MOST_MOVED = 1.04  # times what is moved without spare room, with more spare room than for one block
 _LONGER = 2  # spare rooms that make a step no shorter, after which no other is tried
-_IDLE = 16  # times in which the disk waited, of which later transfers take some
+_IDLE = 16  # times in which the disk waited; later transfers take some of them
 _LOOKED_AT = 8  # blocks that may leave in place of one that is soon gone
 
 
