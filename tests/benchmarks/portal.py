@@ -67,7 +67,7 @@ REQUESTS = {
 #: The same of `--files`.
 FILES = {"file": (22, "file", "/internal/enter")}
 #: What `--without` leaves out.
-OPTIMISATIONS = ("cache", "object-cache", "derived")
+OPTIMISATIONS = ("cache", "object-cache", "derived", "entrance")
 NAMES = ("train resnet", "train bert", "finetune llama", "notebook", "preprocess", "evaluate")
 
 
@@ -357,10 +357,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--files", action="store_true", help="ask for files of notebooks' pages as well")
     parser.add_argument(
         "--without", choices=OPTIMISATIONS, action="append", default=[],
-        help="leave out one of the portal's own optimisations",
+        help="leave out one of the portal's own optimisations (entrance: with --files)",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if "entrance" in options.without and not options.files:
+        parser.error("--without entrance makes no difference without --files.")
+    return options
 
 
 def main() -> int:

@@ -449,17 +449,6 @@ def test_files_of_the_home_are_neither_listed_nor_read(
     assert not broker.requests_of("files")
 
 
-def test_admins_enter_their_own_notebooks_meanwhile_and_not_the_users(
-    root: Browser, alice: User, broker: FakeBroker
-) -> None:
-    impersonate(root)
-    mine, theirs = (
-        root.get("/internal/enter", headers={"x-original-uri": f"/jupyter/user/{name}/s1/lab"}).status_code
-        for name in ("root1", "alice")
-    )
-    assert (mine, theirs) == (204, 403)
-
-
 def test_guides_can_be_read_meanwhile(root: Browser, alice: User, broker: FakeBroker) -> None:
     impersonate(root)
     assert root.get("/help/").status_code == root.get("/help/sessions/").status_code == 200

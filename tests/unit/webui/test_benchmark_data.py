@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.contrib.auth.models import AnonymousUser
+from django.test import RequestFactory
 
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
@@ -82,9 +84,28 @@ def test_without_the_cache_of_objects_the_portal_has_djangos(
     assert all(found[alias]["OPTIONS"] == cache["OPTIONS"] for alias, cache in settings.CACHES.items())
 
 
+@pytest.mark.parametrize(
+    ("address", "token", "signed_in", "status"),
+    [
+        ("/jupyter/user/alice/s1/lab", "", True, 204),
+        ("/jupyter/user/alice/s1/lab", "", False, 401),
+        ("/jupyter/user/alice/s1/lab", "token x", False, 204),
+        ("/jupyter/user/bob/s1/lab", "", True, 403),
+        ("/jupyter/hub/home", "", True, 403),
+    ],
+)
+def test_without_the_entrance_a_view_answers_nginx(
+    benchmark: Any, alice: User, address: str, token: str, signed_in: bool, status: int
+) -> None:
+    headers = {"x-original-uri": address, "authorization": token}
+    request = RequestFactory(headers=headers).get("/internal/enter")
+    request.user = alice if signed_in else AnonymousUser()
+    assert importlib.import_module("portal_without").enter_view(request).status_code == status
+
+
 def test_the_portal_without_a_part_has_settings_of_its_own(benchmark: Any) -> None:
     assert benchmark._settings([]) == {"DJANGO_SETTINGS_MODULE": "carme_webui.settings"}
-    found = benchmark._settings(["cache", "derived"])
-    assert found["CARME_BENCH_WITHOUT"] == "cache,derived"
+    found = benchmark._settings(["cache", "entrance"])
+    assert found["CARME_BENCH_WITHOUT"] == "cache,entrance"
     assert (BENCHMARKS / f"{found['DJANGO_SETTINGS_MODULE']}.py").is_file()
     assert found["PYTHONPATH"].startswith(str(BENCHMARKS))

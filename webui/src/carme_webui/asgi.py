@@ -1,4 +1,4 @@
-"""The portal as an ASGI application."""
+"""The portal as an ASGI application: Django's pages, and nginx's question who may enter."""
 
 import asyncio
 import contextvars
@@ -31,7 +31,9 @@ warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume sy
 django.setup(set_prefix=False)
 
 
+Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Pages(ASGIHandler):
@@ -110,10 +112,20 @@ class Pages(ASGIHandler):
             pass
 
 
-application = Pages()
+pages = Pages()
+
+from carme_webui.accounts.entrance import enter  # noqa: E402  Django must be set up
 
 
-def worker() -> Pages:
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """One connection."""
+    if scope["type"] == "http" and scope["path"] == "/internal/enter":
+        await enter(scope, send)
+    else:
+        await pages(scope, receive, send)  # pyright: ignore[reportArgumentType]  the same types, named otherwise
+
+
+def worker() -> Callable[[Scope, Receive, Send], Awaitable[None]]:
     """The application of a process that does nothing else, with all views loaded."""
     get_resolver().url_patterns  # noqa: B018  reads them, which the first request would wait for
     collect_rarely()

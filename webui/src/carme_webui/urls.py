@@ -2,7 +2,6 @@
 
 from django.urls import include, path
 
-from carme_webui.accounts.entrance import enter
 from carme_webui.datasets.views import add, dataset_list
 from carme_webui.guides import guide, help_page
 
@@ -21,7 +20,6 @@ urlpatterns = [
     path("api/", include("carme_webui.api.urls")),
     path("tokens/", include("carme_webui.api.page_urls")),
     path("metrics/", include("carme_webui.metrics.urls")),
-    path("internal/enter", enter),
     path("help/", help_page, name="help"),
     path("help/<slug:guide>/", guide, name="guide"),
     path("accounts/", include("carme_webui.accounts.urls")),

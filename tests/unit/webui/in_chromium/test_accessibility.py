@@ -82,7 +82,7 @@ ONLY_ON_ONE = """() => {
 }"""
 
 #: What is for programs.
-PROGRAMS = ("api/", "metrics/", ".well-known/", "internal/", "identity/o/api/")
+PROGRAMS = ("api/", "metrics/", ".well-known/", "identity/o/api/")
 #: What stands for the variable parts of addresses in `a_life`.
 EXAMPLES = {
     "<session_name:name>": "s12345678",

@@ -17,8 +17,6 @@ SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
 PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/", "/help/")
 EXACTLY = ("/", "/live/", "/updates/", "/profile/", "/files/quota/", "/metrics/sparks/")
-#: What admins do as themselves all the time: they go back, and use their own notebooks.
-THEIR_OWN = ("/admin/impersonation/end/", "/internal/enter")
 #: What the form for a session asks; it changes nothing.
 ESTIMATE = "/sessions/estimate/"
 #: What open pages load by themselves is no new visit.
@@ -58,7 +56,7 @@ def impersonating(
 
     def middleware(request: HttpRequest) -> HttpResponse:
         entry = request.session.get(KEY)
-        if not entry or request.path in THEIR_OWN:
+        if not entry or request.path == "/admin/impersonation/end/":
             return get_response(request)
         admin = request.user
         number, since = entry
