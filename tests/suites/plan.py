@@ -46,6 +46,7 @@ ON_POSTGRESQL = (
             "upgrade",
         )
     ),
+    "tests/unit/webui/test_page_cost.py::test_bookings_are_found_by_indexes_in_a_table_of_many",
     "tests/unit/webui/test_processes.py::test_open_pages_hold_no_connection_to_the_database",
 )
 

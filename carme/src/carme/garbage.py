@@ -5,16 +5,17 @@ import gc
 __all__ = ["collect_rarely"]
 
 #: New objects until the youngest are looked through, and how often that is done until older ones are. A
-#: snapshot of 5,000 nodes has 30,000 objects.
-THRESHOLDS = 10_000, 20, 50
+#: snapshot of 5,000 nodes has 30,000 objects, and a page's form, which is a cycle, may hold one: so snapshots
+#: that are over must not wait for long.
+THRESHOLDS = 10_000, 10, 10
 
 
 def collect_rarely() -> None:
-    """Look through what this process has loaded never, and through what it holds rarely.
+    """Never look through what this process has loaded, and rarely through what it holds.
 
     Nothing runs while Python looks through all objects. By default it does so after each snapshot of a large
-    site, which takes 0.1 to 0.2 s with the portal's modules and 5,000 nodes. Snapshots have no cycles: they
-    are freed as soon as nobody needs them. To be called when all modules are loaded.
+    site, which takes 0.1 to 0.2 s with the portal's modules and 5,000 nodes. To be called when all modules
+    are loaded.
     """
     gc.collect()
     gc.freeze()

@@ -192,11 +192,11 @@ async def test_without_jobs_of_ours_the_broker_rarely_looks(
 
     site.slurm.jobs = [JOB | {"A": 6, "j": "theirs", "k": ""}]
     site.act("hub", trusted=True)
+    monkeypatch.setattr(site.broker._watch, "_seconds", 0.1)
     await looked(3)
     assert [job.id for job in await site.client.jobs()] == [6]
     monkeypatch.setattr("carme.broker.watch.CALM_AFTER", 0.0)
     monkeypatch.setattr("carme.broker.watch.CALM_TIMES", 100_000)
-    monkeypatch.setattr(site.broker._watch, "_seconds", 0.1)
     before = pulses()
     await asyncio.sleep(0.5)  # five polls, were it not calm
     assert pulses() <= before + 1  # one pause had begun

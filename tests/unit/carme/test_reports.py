@@ -306,7 +306,9 @@ async def test_an_administrator_s_comment_stays(site: Any) -> None:
     site.slurm.jobs = [JOB]
     while len(site.slurm.calls("sacct")) < 1:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    await asyncio.sleep(0.3)
+    polls = len(site.slurm.calls("scontrol"))
+    while len(site.slurm.calls("scontrol")) < polls + 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
     assert accounted(site.slurm) == "looked at"
     assert site.slurm.calls("sacctmgr") == []
     assert (await site.client.report(7)).source == "live"

@@ -84,4 +84,4 @@ def test_a_table_is_made_anew_for_other_jobs_or_reservations_alone(
     assert known == [1, 1]
     assert table._common(shown, nodes, RunningJobs(), reservations) == 2
     assert table._common(shown, nodes, running, Reservations()) == 3
-    assert table._common(shown, nodes, running, reservations) == 1
+    assert table._common(shown, nodes, running, reservations) == 4, "of each table the latest is kept"

@@ -1,7 +1,11 @@
 """Who may pass to a notebook server."""
 
+import asyncio
+import threading
+
 import httpx
 import pytest
+from django.conf import settings
 from django.contrib.auth import SESSION_KEY
 from django.contrib.sessions.models import Session as Login
 from hypothesis import given
@@ -9,7 +13,8 @@ from hypothesis import strategies as st
 
 from carme_webui.accounts.entrance import admit, owner_of
 from carme_webui.accounts.models import User
-from carme_webui.asgi import application
+from carme_webui.asgi import application, pages
+from patience import HANG
 
 from .conftest import PASSWORD, Browser
 
@@ -226,6 +231,22 @@ async def test_nginx_gets_a_bare_answer() -> None:
         assert (await ask(x_original_uri=MINE)).status_code == 401
         assert (await ask(cookie=jar)).status_code == 403, "a question without an address"
         assert (await ask(x_original_uri=THEIRS, authorization="token x")).status_code == 204
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_nginx_gets_an_answer_while_all_pages_wait() -> None:
+    """As they do while a file system or the broker hangs."""
+    go_on = threading.Event()
+    waiting = [pages._threads.submit(go_on.wait, HANG) for _ in range(settings.PAGE_THREADS)]
+    try:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=application), base_url="http://127.0.0.1:8100"
+        ) as nginx:
+            asked = nginx.get("/internal/enter", headers={"x-original-uri": MINE})
+            assert (await asyncio.wait_for(asked, HANG)).status_code == 401
+        assert not any(thread.done() for thread in waiting)
+    finally:
+        go_on.set()
 
 
 def test_the_other_pages_know_no_such_address(browser: Browser) -> None:

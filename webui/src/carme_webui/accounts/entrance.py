@@ -1,7 +1,8 @@
 """Whether a request may pass to a user's notebook server: nginx asks before each one.
 
 It asks for every file of a notebook's page, hence past Django's middleware, on the server's own loop and in
-two threads of its own. `./test bench portal --files --without entrance` measures a view of Django's instead.
+two threads of its own: pages may wait for the broker or a file system that hangs, and notebooks must not. A
+view of Django's is as fast while nothing hangs (`./test bench portal --files --without entrance`).
 """
 
 import asyncio

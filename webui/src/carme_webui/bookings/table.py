@@ -12,6 +12,7 @@ from functools import lru_cache
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
+from django.core.cache import caches
 from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils.formats import date_format
@@ -26,7 +27,7 @@ from carme.broker.protocol import RunningJob
 from carme_webui.accounts.models import User
 from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking
-from carme_webui.caches import cache_key, cached
+from carme_webui.caches import cache_key
 from carme_webui.clocks import reader_zone, span_words
 from carme_webui.cluster import Reservations, RunningJobs
 from carme_webui.notifier import notifier
@@ -129,9 +130,14 @@ def table_of(
 
 
 def _common(shown: Shown, nodes: Nodes, running: RunningJobs, reservations: Reservations) -> _Common:
-    sources = running.number, reservations.number
-    key = cache_key("table", notifier.bookings_version(), shown, tuple(nodes), *sources)
-    return cached("calendars", key, lambda: _make(None, shown, nodes, running, reservations), SECONDS)
+    # One place for each table, so that those which are over do not push others out.
+    key, cache = cache_key("table", shown, tuple(nodes)), caches["calendars"]
+    sources = notifier.bookings_version(), running.number, reservations.number
+    known: tuple[object, _Common] | None = cache.get(key)
+    if known is None or known[0] != sources:
+        known = sources, _make(None, shown, nodes, running, reservations)
+        cache.set(key, known, SECONDS)
+    return known[1]
 
 
 def _make(

@@ -401,12 +401,16 @@ def _day(text: str) -> date | None:
     return day if day.year in YEARS else None
 
 
+#: While the broker is away: the same ones for all pages, which share what is made of them.
+_NO_JOBS, _NO_RESERVATIONS = RunningJobs(), Reservations()
+
+
 def _cluster_state() -> tuple[Cluster | None, RunningJobs, Reservations, str]:
     """The cluster and who uses it, or why it cannot be seen."""
     try:
         return cluster_cache.cluster(), cluster_cache.running(), cluster_cache.reservations(), ""
     except CarmeError as error:
-        return None, RunningJobs(), Reservations(), explained(error)
+        return None, _NO_JOBS, _NO_RESERVATIONS, explained(error)
 
 
 def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]:
