@@ -99,7 +99,7 @@ def limited(folder: Path, *, recompute: bool, room: int = 60) -> tuple[list[floa
 def test_with_a_slow_disk_layers_are_computed_again_to_the_same_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "_rates", lambda _: (SLOW, SLOW))
+    monkeypatch.setattr(budget, "measured_rates", lambda _: (SLOW, SLOW))
     alone = losses(*made())
     found, never = limited(tmp_path, recompute=False)
     assert found == alone and never.measured_read > 0
@@ -114,7 +114,7 @@ def test_with_a_slow_disk_layers_are_computed_again_to_the_same_losses(
 
 
 def test_with_a_fast_disk_nothing_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "_rates", lambda _: (FAST, FAST))
+    monkeypatch.setattr(budget, "measured_rates", lambda _: (FAST, FAST))
     _, plan = limited(tmp_path, recompute=True)
     assert plan.recomputed.groups == 0
     assert plan.recomputed.reason.startswith("moving what layers leave") and "No forward pass" in str(plan)
@@ -124,7 +124,7 @@ def test_with_a_fast_disk_nothing_is_computed_again(tmp_path: Path, monkeypatch:
 def test_layers_of_models_that_a_script_calls_are_computed_again_without_a_change_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    monkeypatch.setattr(budget, "_rates", lambda _: (SLOW, SLOW))
+    monkeypatch.setattr(budget, "measured_rates", lambda _: (SLOW, SLOW))
     alone, reported = losses(*made()), list[Any]()
     with carme_runtime.memory(limit(60), tmp_path) as limited_budget:
         limited_budget.recompute_called(reported.append)

@@ -47,9 +47,7 @@ def probe(
         "2",
     ]
     environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(
-        [*command, kind, "2"], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG
-    )
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
 
 
 @pytest.mark.parametrize(

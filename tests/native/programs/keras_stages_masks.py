@@ -239,6 +239,10 @@ def states():
         alike(*both, "a batch")
     with pytest.raises(InvalidCall, match=f"keeps the states of {BATCH} samples, and the batch has 9"):
         ours.train_on_batch(x[:9], y[:9])
+    # Nor does the batch that is refused change any.
+    compiled(ours, stateful)
+    compiled(reference, stateful)
+    alike(*(one.train_on_batch(x[:BATCH], y[:BATCH]) for one in (ours, reference)), "after a refused batch")
     compare(stateful, micro_batches=1)
     compare(stateful_words, micro_batches=3)
 

@@ -192,6 +192,20 @@ def test_what_trains_now_and_then_between_others_stays_the_one(watch: KerasWatch
     assert found.value.args[0].data == 8 and watch.steps == 43
 
 
+def test_what_trains_after_one_that_is_gone_is_measured_from_its_own_first_step_on(watch: KerasWatch) -> None:
+    class Model:
+        pass
+
+    first, second = Model(), Model()
+    for _ in range(10):
+        watch._step(first, next, iter([8]))
+    assert watch.steps == 10
+    del first
+    for _ in range(5):
+        watch._step(second, next, iter([32]))
+    assert watch.steps == 5 and [step.batch for step in watch._watched] == 2 * [32]
+
+
 def test_steps_that_keras_makes_in_one_call_are_seen_as_one(watch: KerasWatch) -> None:
     class Model:
         steps_per_execution = 10

@@ -226,6 +226,23 @@ def test_what_the_next_step_takes_moves_by_the_number_that_it_has_there() -> Non
     assert {1: [1]}.items() <= tight.leaving.items()
 
 
+@pytest.mark.parametrize("room", range(13, 24))
+def test_what_the_next_step_takes_may_be_larger_there(room: int) -> None:
+    """Block 2 needs more room than block 1 gives, beside block 0; the next step uses it last."""
+    operations = [
+        Operation("change", (0,), (0,)),
+        Operation("use", (2,), dies=(2,)),
+        Operation("make", makes=((1, 5),)),
+        Operation("change", (0,), (0,)),
+    ]
+    trace = Trace(operations, {0: 10, 1: 5, 2: 8}, carried={1: 2})
+    found = trace.order(room, 0, *RATES)
+    assert trace.least == 10
+    # Block 0 moves out and in for block 2, which moves where it does not fit beside.
+    assert bool(found.traffic.moved) == (room < 18)
+    assert ({2: [1]}.items() <= found.leaving.items()) == (room < 18)
+
+
 def test_an_order_is_tried_with_few_rooms_where_steps_are_long_and_with_one_where_it_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

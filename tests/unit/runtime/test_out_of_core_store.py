@@ -20,7 +20,7 @@ from carme_runtime.out_of_core.blocks import Block, State, leaves_first
 from carme_runtime.out_of_core.spill import SpillFile
 from carme_runtime.out_of_core.steps import Steps
 from carme_runtime.out_of_core.store import Store
-from carme_runtime.out_of_core.trace import Operation
+from carme_runtime.out_of_core.trace import Operation, Trace
 from patience import HANG
 
 from .conftest import clean_environment
@@ -463,6 +463,46 @@ def test_what_each_step_takes_from_the_one_before_changes_no_step(program: Progr
     assert [trace.next_use(label, len(trace) - 1) - len(trace) for label in trace.made] == [11, 0]
     fewest = trace.traffic(order.room, 1.0, 1.0).moved
     assert 0 < sum(program.steps.moved) <= 1.05 * fewest + SIZE
+
+
+@pytest.mark.parametrize("is_longer", [False, True], ids=["as long", "longer"])
+def test_what_a_step_hands_on_may_grow(program: Program, *, is_longer: bool) -> None:
+    """From step 3 on it is larger, also where each step has an operation more since then."""
+    unit = SIZE // 16
+    program.store.capacity = 150 * unit
+    weights = [program.new_block(40 * unit) for _ in range(4)]
+    output = program.new_block(50 * unit)
+    for step in range(8):
+        size = (50 if step < 3 else 80) * unit
+        for weight in weights:
+            program.run([weight])
+        program.run([output], changes=False)
+        end([output])
+        (output,) = program.run([weights[0]], lambda: [program.new_block(size)])  # noqa: B023
+        if is_longer and step >= 3:
+            program.run([weights[1]])
+        program.store.settle()
+        program.end_step()
+        trace = program.steps.trace
+        assert trace is not None
+        assert dict(trace.operations[5].makes).items() <= trace.sizes.items()
+        assert [trace.sizes[label] for label in trace.made] == [size]
+        assert all(trace.sizes[there] == trace.sizes[label] for label, there in trace.carried.items())
+    assert program.steps.order is not None and program.steps.followed
+
+
+def test_a_planner_that_fails_ends_no_training(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("pop from an empty deque")
+
+    monkeypatch.setattr(Trace, "order", fail)
+    program.store.capacity = 4 * SIZE
+    weights = [program.new_block() for _ in range(8)]
+    for _ in range(4):
+        for weight in weights:
+            program.run([weight])
+        program.end_step()
+    assert program.steps.followed and program.steps.order is None and program.store.read > 0
 
 
 def test_what_a_step_leaves_behind_is_gone_when_it_was_gone_in_the_step_before(program: Program) -> None:

@@ -92,7 +92,6 @@ class States:
 
     def begin(self, share: Share | None) -> None:
         """The next batch of this rank's replica is this share; None: a whole batch. Raises InvalidCall."""
-        self._first = 0 if share is None else share.begin if share.samples else None
         for layer in self.layers:
             most = int(keras.tree.flatten(layer.states)[0].shape[0])
             if share is not None and share.total != most:
@@ -101,6 +100,7 @@ class States:
                     f"{share.total}.",
                     f"Use batches of {most} samples only: batch_size={most}, and leave out what remains.",
                 )
+        self._first = 0 if share is None else share.begin if share.samples else None
 
     def rows(self, begin: int, size: int) -> Any:
         """Rows of the batch of all replicas, for so many of this one's; None: these do not count."""

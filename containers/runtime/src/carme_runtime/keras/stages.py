@@ -385,8 +385,8 @@ class PipelineSteps(Steps):
 
     def _begin_rows(self, share: Share | None) -> None:
         """The next batch is this share; see `States.begin`."""
-        self._last = share or self._last
         self._graph.states.begin(share)
+        self._last = share or self._last
 
     def _loss(self, outputs: Any, y: Any, weights: Any, added: float) -> Any:
         """The loss of a micro-batch, of what `outputs_of` made of it, which is counted with its metrics."""

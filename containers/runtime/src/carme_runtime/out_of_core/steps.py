@@ -1,11 +1,11 @@
 """Follows a program through its steps: records one, and then knows what comes next."""
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from carme_runtime.logs import log
 from carme_runtime.out_of_core.blocks import Block, State, measured_rates
 from carme_runtime.out_of_core.store import Store
 from carme_runtime.out_of_core.trace import NEVER, DoesNotFit, Operation, Order, Trace
@@ -180,8 +180,18 @@ class Steps:
             else:
                 expected.remove(found)
                 self._missing.discard(found[0][0])
+                if found[0][1] != block.size:
+                    self._resize(self.trace, planned, found[0][0], block.size)
                 self._take(block, found[0][0])
         self._missing.update(label for (label, _), _ in expected)
+
+    def _resize(self, trace: Trace, planned: Operation, label: int, size: int) -> None:
+        """What an operation makes has another size than it was recorded with, also in the next step."""
+        planned.makes = tuple((each, size if each == label else old) for each, old in planned.makes)
+        trace.sizes[label] = size
+        if label in trace.carried:
+            trace.sizes[trace.carried[label]] = size
+        self._is_amended = True
 
     def look_for_gone(self, store: Store) -> None:
         """Notice which blocks are gone since the last operation, where the record has to know it."""
@@ -330,10 +340,15 @@ class Steps:
             self._tried_in, self._known = capacity, None
         self._ordered, self._ordered_in, self.order = trace.operations, capacity, None
         read_rate, write_rate = measured_rates(store)
-        with contextlib.suppress(DoesNotFit):
+        try:
             self.order = order = trace.order(capacity, _AHEAD, write_rate, read_rate, known)
-            if self._known is None or order.traffic.moved:
-                self._known = order
+        except DoesNotFit:
+            return
+        except Exception:  # whatever it is, training goes on without an order
+            log.exception("No order was found in which blocks leave; they leave by their next use.")
+            return
+        if self._known is None or order.traffic.moved:
+            self._known = order
 
     def _known_for(self, trace: Trace, capacity: int) -> Order | None:
         """The order whose spare room is taken again.

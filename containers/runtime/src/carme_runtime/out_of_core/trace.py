@@ -361,12 +361,24 @@ class _Belady:
         for block in (*carried, *carried.values()):
             self._forget(block)
         for block, (used, last, following, is_dirty) in moved.items():
-            self._enter(block, self.trace.sizes[block])
+            size = self.trace.sizes[block]
+            if self.used + size > self.room:  # it is larger than what it was before
+                self._leave_out(block, last, is_dirty)
+                continue
+            self._enter(block, size)
             self.present[block], self.last[block], self.next[block] = used, last, following
             self.gone[block] = self.number + 1 + self.trace.gone.get(block, NEVER)
             if is_dirty:
                 self.dirty.add(block)
             heappush(self.farthest, (-self.next[block], block))
+
+    def _leave_out(self, block: int, last: int, is_dirty: bool) -> None:
+        """What the next step uses does not fit beside what else it uses: it leaves after its last use."""
+        if is_dirty:
+            size = self.trace.sizes[block]
+            self.traffic.written += size
+            self._transfer(self.computed, size / self.rates[0])
+        self.leaving.setdefault(last % len(self.trace), []).append(self.trace.carriers[block])
 
     def _operation(self, position: int, operation: Operation) -> None:
         self.number += 1

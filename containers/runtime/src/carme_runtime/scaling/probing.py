@@ -50,8 +50,8 @@ class Probe:
     def _follows(self, trained: Any) -> bool:
         """Whether steps of this optimizer, or model, count.
 
-        Those of the first one do, unless it has stopped and another goes on: scripts may begin with steps of
-        something else.
+        Those of the first one do, unless it has stopped, or is gone, and another goes on: scripts may begin
+        with steps of something else.
         """
         known = self._followed() if self._followed else None
         if known is not trained:
@@ -59,6 +59,7 @@ class Probe:
                 self._others[id(trained)] += 1
                 if self._others[id(trained)] < WARM + LEAST:
                     return False
+            if self._followed is not None:
                 self.steps, self._began = 0, 0.0
                 self._watched.clear()
             self._followed = _reference(trained)
