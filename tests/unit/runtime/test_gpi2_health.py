@@ -1,14 +1,19 @@
 """Whether ranks of GPI-2 are there, as their connections show; with messages within one process."""
 
+import errno
 import json
 import os
 import queue
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import pytest
@@ -86,7 +91,8 @@ def test_unauthenticated_peers_are_not_taken_for_ranks():
         ):
             peer = socket.create_connection(("127.0.0.1", entry["port"]))
             peer.sendall(hello)
-            peer.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # the rank may have closed it already
+                peer.shutdown(socket.SHUT_WR)
             peers.append(peer)
 
     zero, one = join(2, knock)
@@ -119,3 +125,113 @@ def test_a_rank_that_cannot_be_reached_is_named():
         Health(
             1, ["127.0.0.1"] * 2, cast(Mail, Messages(boxes, 1, lambda entry: None)), time.monotonic() + HANG
         )
+
+
+# Rank 1 of 2 in a process of its own, with a child process that Python knows of or does not. Arguments: which
+# of these; the place it reports; whether it leaves or waits for its end. Its output is also its messages.
+RANK = """
+import ctypes, os, signal, sys, time
+from carme_runtime.gaspi.gpi2 import health
+
+class Messages:
+    def post(self, rank, key, parts):
+        print(b"".join(parts).decode(), flush=True)
+
+    def take(self, rank, key, deadline):
+        return sys.stdin.readline()
+
+fork, where, end = sys.argv[1:]
+if where == "elsewhere":
+    health.process_space = lambda: where
+joined = health.Health(1, ["127.0.0.1"] * 2, Messages(), time.monotonic() + 60)
+child = os.fork() if fork == "python" else ctypes.PyDLL(None).fork()
+if not child:
+    signal.pause()
+print(child, flush=True)
+sys.stdin.readline()
+if end == "leaves":
+    joined.close()
+signal.pause()
+"""
+
+
+class Pipes:
+    """Messages to and from `RANK`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin and process.stdout
+        self.stdin, self.stdout = process.stdin, process.stdout
+
+    def post(self, rank: int, key: int, parts: list[bytes]) -> bool:
+        self.stdin.write(b"".join(parts).decode() + "\n")
+        self.stdin.flush()
+        return True
+
+    def take(self, rank: int, key: int, deadline: float) -> str:
+        return self.stdout.readline()
+
+
+@contextmanager
+def beside_a_rank_with_a_child(*arguments: str) -> Iterator[tuple[Health, subprocess.Popen[str]]]:
+    """Rank 0, and the process of rank 1. The child lives until the end."""
+    start = [sys.executable, "-c", RANK, *arguments]
+    child = None
+    with subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            pipes = Pipes(process)
+            zero = Health(0, ["127.0.0.1"] * 2, cast(Mail, pipes), time.monotonic() + HANG)
+            child = int(pipes.stdout.readline())
+            assert zero.lost() == set()
+            yield zero, process
+            zero.close()
+            os.kill(child, 0)
+        finally:
+            process.kill()
+            if child is not None:
+                os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("fork", "where"), [("python", "elsewhere"), ("other", "here")])
+def test_a_rank_that_ends_is_missed_though_a_child_of_it_lives(fork: str, where: str):
+    with beside_a_rank_with_a_child(fork, where, "waits") as (zero, process):
+        process.kill()
+        wait_for({1}, zero)
+
+
+def test_a_rank_that_leaves_is_missed_though_a_child_of_it_lives():
+    with beside_a_rank_with_a_child("other", "elsewhere", "leaves") as (zero, process):
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+        wait_for({1}, zero)
+        assert process.poll() is None
+
+
+def test_a_rank_of_the_same_host_is_ended_though_a_child_of_it_lives():
+    with beside_a_rank_with_a_child("other", "here", "waits") as (zero, process):
+        assert zero.kill(1)
+        assert process.wait(HANG) == -signal.SIGKILL
+        wait_for({1}, zero)
+        assert zero.kill(1)
+
+
+def test_a_rank_that_runs_elsewhere_is_not_ended_from_here():
+    with beside_a_rank_with_a_child("python", "elsewhere", "waits") as (zero, process):
+        assert not zero.kill(1)
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("name", ["os.pidfd_open", "signal.pidfd_send_signal"])
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
+def test_where_the_system_cannot_end_a_rank_gpi2_has_to(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: int
+):
+    def refuse(*arguments: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(name, refuse)
+    zero, one = join(2)
+    assert not zero.kill(1) and zero.lost() == set()
+    one.close()
+    wait_for({1}, zero)
+    zero.close()

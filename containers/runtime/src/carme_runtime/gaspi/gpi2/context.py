@@ -17,6 +17,7 @@ from carme_runtime.gaspi.gpi2.group import Gpi2Group, Gpi2Plan
 from carme_runtime.gaspi.gpi2.health import Health
 from carme_runtime.gaspi.gpi2.library import SUCCESS, TIMEOUT, Config, Library
 from carme_runtime.gaspi.gpi2.mail import SLICE, Mail
+from carme_runtime.gaspi.gpi2.posted import Posted
 from carme_runtime.gaspi.gpi2.variables import variables
 
 NOTIFICATIONS = 65536
@@ -51,8 +52,7 @@ class Gpi2Context:
         self._entries = library.number("queue_size_max")  # that a queue has
         self._longest_list = min(LONGEST_LIST, self._entries - 1)
         self._posting = [threading.Lock() for _ in range(self._queues + 1)]
-        # By queue the ranks of operations for which nobody has waited yet.
-        self._posted: list[set[int]] = [set() for _ in self._posting]
+        self._posted = [Posted() for _ in self._posting]
         self._memory: dict[int, mmap.mmap] = {}
         self._described: set[int] = set()  # numbers that GPI-2 knows
         self._lost = [False] * size
@@ -94,8 +94,8 @@ class Gpi2Context:
         self.mail.drain(end)
         self.mail.close()
         for queue in range(self._queues + 1):
-            while self._library.raw("wait", queue, _ROOM_MS) != SUCCESS and time.monotonic() < end:
-                pass
+            while (code := self._library.raw("wait", queue, _ROOM_MS)) != SUCCESS and time.monotonic() < end:
+                self._pause_after(code)
         if self._health:
             self._health.close()
 
@@ -178,9 +178,10 @@ class Gpi2Context:
             raise Timeout("Not all ranks joined in time.", "See what the others say.")
 
     def segment_delete(self, number: int) -> None:
-        self._own(number, 0, 0)
         with self._segment_lock:
-            self._unbind(number, self._memory.pop(number))
+            self._own(number, 0, 0)
+            self._unbind(number, self._memory[number])
+            del self._memory[number]
 
     def segment_size(self, number: int, rank: int) -> int:
         self._check_rank(rank)
@@ -250,19 +251,19 @@ class Gpi2Context:
         self._check_queue(queue)
         end, posted = _deadline(timeout), self._posted[queue]
         while True:
-            code = self._library.raw("wait", queue, _slice(end))
+            before, code = posted.now(), posted.take_error()
+            if code is None:
+                code = self._library.raw("wait", queue, _slice(end))
             if code == SUCCESS:
-                posted.clear()
+                posted.over(before)
                 return True
-            gone = [rank for rank, lost in enumerate(self.state_vector()) if lost and rank in posted]
-            if gone:
-                posted.difference_update(gone)
-                self.throw_if_lost(gone[0], f"waiting for queue {queue}")
-            # Of a lost rank the queue may have more errors than one.
-            if code != TIMEOUT and not (code < 0 and any(self._lost)):
+            for rank in posted.take_lost(self.state_vector()):
+                self.throw_if_lost(rank, f"waiting for queue {queue}")
+            if code != TIMEOUT and not (code < 0 and posted.fails()):
                 raise self._library.failure("wait", code)
             if end is not None and time.monotonic() >= end:
                 return False
+            self._pause_after(code)
 
     def notify_waitsome(self, segment: int, first: int, count: int, timeout: int) -> int:
         self._own(segment, 0, 0)
@@ -371,20 +372,28 @@ class Gpi2Context:
         """Put an operation that needs so many entries into a queue, and make room there if need be."""
         with self._posting[queue]:
             self.throw_if_lost(rank, "a one-sided operation")
-            self._posted[queue].add(rank)
-            while True:
-                # An operation that finds the queue full counts as failed: GPI-2 then takes the rank for lost.
-                while self._library.number("queue_size", queue) + entries > self._entries:
-                    self._library.raw("wait", queue, _ROOM_MS)
+            with self._posted[queue].posting(rank):
+                while True:
+                    # What finds the queue full counts as failed: GPI-2 then takes the rank for lost.
+                    while self._library.number("queue_size", queue) + entries > self._entries:
+                        code = self._library.raw("wait", queue, _ROOM_MS)
+                        if code not in (SUCCESS, TIMEOUT):
+                            self._posted[queue].keep_error(code)
+                            self._pause_after(code)
+                        self._throw_if_gone(rank)
+                    code = self._library.raw(function, *arguments, queue, SLICE)
+                    if code == SUCCESS:
+                        return
+                    if code < 0:  # GASPI_ERROR: the connection to the rank is broken
+                        self._lost[rank] = True
                     self._throw_if_gone(rank)
-                code = self._library.raw(function, *arguments, queue, SLICE)
-                if code == SUCCESS:
-                    return
-                if code < 0:  # GASPI_ERROR: the connection to the rank is broken
-                    self._lost[rank] = True
-                self._throw_if_gone(rank)
-                if code != TIMEOUT:
-                    raise self._library.failure(function, code)
+                    if code != TIMEOUT:
+                        raise self._library.failure(function, code)
+
+    def _pause_after(self, code: int) -> None:
+        """Before the next call where this one did not wait: it ended with an error."""
+        if code != TIMEOUT:
+            time.sleep(_ROOM_MS / 1000)
 
     def _throw_if_gone(self, rank: int) -> None:
         self.ping(rank)
@@ -526,7 +535,7 @@ def start(
             "This process is or was a rank of GPI-2 already, which can be started once in a process.",
             "Use the first one, or start another process.",
         )
-    milliseconds = max(int(timeout * 1000), 1)
+    milliseconds, code = max(int(timeout * 1000), 1), TIMEOUT
     try:
         reported = contextlib.nullcontext()
         if rank is not None and size is not None and hosts is not None and port is not None:
@@ -549,7 +558,8 @@ def start(
             hosts = Path(os.environ["GASPI_MFILE"]).read_text().split()[: found[1]]
         return Gpi2Context(library, *found, hosts, milliseconds)
     except BaseException:
-        _STARTED.release()
+        if code != SUCCESS:
+            _STARTED.release()
         raise
 
 

@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -48,10 +49,12 @@ class Health:
         self._lock = threading.Lock()
         self._poll = select.poll()
         self._connections: dict[int, socket.socket] = {}
+        self._processes: dict[int, int] = {}  # file descriptors, of those that run where this process does
         self._ranks: dict[int, int] = {}  # by file descriptor
         self._lost: set[int] = set()
+        _OF_THIS_PROCESS.add(self)
         try:
-            self._entries = self._connect(mail, deadline)
+            self._connect(mail, deadline)
         except BaseException:
             self.close()
             raise
@@ -59,34 +62,52 @@ class Health:
     def lost(self) -> set[int]:
         """The ranks that have left or ended."""
         with self._lock:
-            for descriptor, _ in self._poll.poll(0):
-                self._poll.unregister(descriptor)
-                self._lost.add(self._ranks[descriptor])
-            return set(self._lost)
+            return set(self._poll_others())
 
     def kill(self, rank: int) -> bool:
         """End a rank at once, if it runs where this process can do so; whether it does."""
-        entry = self._entries[rank]
-        if entry["processes"] != process_space():
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            process = os.pidfd_open(entry["pid"])
+        with self._lock:
+            process = self._processes.get(rank)
+            if process is None:
+                return False
             try:
-                if rank not in self.lost():  # so that the number is still its own
+                if rank not in self._poll_others():
                     signal.pidfd_send_signal(process, signal.SIGKILL)
-            finally:
-                os.close(process)
+            except ProcessLookupError:
+                pass
+            except (AttributeError, OSError):  # refused, or Python was built without it
+                return False
         return True
 
     def close(self) -> None:
         """Let the others know that this rank leaves."""
         with self._lock:
             for connection in self._connections.values():
-                connection.close()
-            self._connections.clear()
-            self._poll = select.poll()
+                # Closing is not enough while a child process has a copy.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            self._let_go()
 
-    def _connect(self, mail: Mail, deadline: float) -> dict[int, dict[str, Any]]:
+    def leave_to_parent(self) -> None:
+        """In a child process: close the copies, which would hide that this rank has ended."""
+        self._lock = threading.Lock()  # a thread that is not here may have held it
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        while self._processes:
+            os.close(self._processes.popitem()[1])
+        self._poll = select.poll()
+
+    def _poll_others(self) -> set[int]:
+        for descriptor, _ in self._poll.poll(0):
+            self._poll.unregister(descriptor)
+            self._lost.add(self._ranks[descriptor])
+        return self._lost
+
+    def _connect(self, mail: Mail, deadline: float) -> None:
         secret = secrets.token_hex(16)
         others = [other for other in range(len(self._hosts)) if other != self._rank]
         with socket.create_server(("", 0), backlog=len(self._hosts)) as listener:
@@ -109,7 +130,9 @@ class Health:
             arrivals = self._arrivals(listener, entries, deadline)
             while len(self._connections) < len(others):
                 self._add(*next(arrivals))
-        return entries
+        for other, entry in entries.items():
+            if entry["processes"] == mine["processes"]:
+                self._watch(other, entry["pid"])
 
     def _reach(self, other: int, port: int, secret: str, deadline: float) -> socket.socket:
         try:
@@ -154,6 +177,25 @@ class Health:
         self._connections[other] = connection
         self._ranks[connection.fileno()] = other
         self._poll.register(connection, select.POLLRDHUP)
+
+    def _watch(self, other: int, pid: int) -> None:
+        """Notice also by its process when a rank has ended, where the system can tell."""
+        # Without it connections are there, and GPI-2 to end a rank.
+        with contextlib.suppress(AttributeError, OSError):
+            process = os.pidfd_open(pid)
+            self._processes[other], self._ranks[process] = process, other
+            self._poll.register(process, select.POLLIN)
+
+
+_OF_THIS_PROCESS: weakref.WeakSet[Health] = weakref.WeakSet()
+
+
+def _close_copies() -> None:
+    for health in list(_OF_THIS_PROCESS):
+        health.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 def _late() -> Timeout:
