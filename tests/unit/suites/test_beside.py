@@ -92,6 +92,7 @@ def suites(tree: Path) -> Path:
         "cluster/test_training_backends.py": SECOND.replace("test_second", "test_more").format(top=top),
         "security/test_attacks.py": "def test_attack():\n    pass\n",
         "unit/webui/test_processes.py": "def test_open_pages_hold_no_connection_to_the_database(): pass\n",
+        "unit/webui/test_page_cost.py": "def test_bookings_are_found_by_indexes_in_a_table_of_many(): pass\n",
         "real_postgresql.py": "import subprocess, sys\nsys.exit(subprocess.call(sys.argv[1:]))\n",
     }
     files |= {f"unit/webui/test_{name}.py": "def test_portal():\n    pass\n" for name in PORTAL}
@@ -116,7 +117,7 @@ def test_suites_run_beside_the_cluster_and_are_reported_together(command: Comman
     )
     assert names.index("browser") < names.index("cluster: second users")
     parts = {
-        "unit": 10,
+        "unit": 11,
         "cluster": 1,
         "browser": 1,
         "cluster: second users": 2,

@@ -242,8 +242,8 @@ async def test_nginx_gets_an_answer_while_all_pages_wait() -> None:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=application), base_url="http://127.0.0.1:8100"
         ) as nginx:
-            asked = nginx.get("/internal/enter", headers={"x-original-uri": MINE})
-            assert (await asyncio.wait_for(asked, HANG)).status_code == 401
+            answer = nginx.get("/internal/enter", headers={"x-original-uri": MINE})
+            assert (await asyncio.wait_for(answer, HANG)).status_code == 401
         assert not any(thread.done() for thread in waiting)
     finally:
         go_on.set()
