@@ -23,6 +23,8 @@ from carme_runtime.gaspi.gpi2.health import Health
 from carme_runtime.gaspi.gpi2.mail import Mail
 from patience import HANG
 
+from .conftest import clean_environment
+
 Boxes = defaultdict[tuple[int, int], queue.SimpleQueue[bytes]]
 
 
@@ -176,7 +178,9 @@ def beside_a_rank_with_a_child(*arguments: str) -> Iterator[tuple[Health, subpro
     """Rank 0, and the process of rank 1. The child lives until the end."""
     start = [sys.executable, "-c", RANK, *arguments]
     child = None
-    with subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        start, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             pipes = Pipes(process)
             zero = Health(0, ["127.0.0.1"] * 2, cast(Mail, pipes), time.monotonic() + HANG)
