@@ -215,7 +215,7 @@ def test_unauthenticated_peers_are_sent_to_the_login(anonymous: Browser, site: N
 
 def test_mistakes_and_an_absent_prometheus_are_reported(browser: Browser, settings, site: None) -> None:
     wrong = ask(browser, "sum(")
-    assert wrong.status_code == 400 and "no PromQL" in wrong.json()["error"]
+    assert wrong.status_code == 400 and "not PromQL" in wrong.json()["error"]
     late = ask(browser, "carme_job_cpus", question="query_range", start="x", end="1", step="1")
     assert late.status_code == 400 and "start" in late.json()["error"]
     place = settings.SITE.monitoring.model_copy(update={"prometheus": "https://127.0.0.1:9"})
