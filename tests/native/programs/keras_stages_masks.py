@@ -45,17 +45,19 @@ def lstm():
     tokens = keras.Input((LENGTH,), dtype="int32")
     hidden = split(embedded(tokens), "words")
     hidden = layers.LSTM(5)(layers.LSTM(5, return_sequences=True)(hidden))
-    return keras.Model(tokens, layers.Dense(3)(hidden)), sentences(), classes()
+    # As a pipeline itself may call an input.
+    return keras.Model(tokens, layers.Dense(3, name="input_0")(hidden)), sentences(), classes()
 
 
 def attention():
     tokens = keras.Input((LENGTH,), dtype="int32")
-    hidden = split(layers.Dense(6, "tanh")(embedded(tokens)), "words")
+    hidden = split(layers.Dense(6, "tanh", name="dense")(embedded(tokens)), "words")
     # Without biases: those of keys have no gradient but rounding, from which Adam makes steps.
     attended = layers.MultiHeadAttention(2, 3, use_bias=False)(hidden, hidden)
     hidden = layers.LayerNormalization()(layers.Add()([hidden, attended]))
     hidden = layers.GlobalAveragePooling1D()(hidden)
-    return keras.Model(tokens, layers.Dense(3)(hidden)), sentences(), classes()
+    # As a pipeline itself may call the mask of the other one.
+    return keras.Model(tokens, layers.Dense(3, name="dense_1")(hidden)), sentences(), classes()
 
 
 def cut_by_itself():

@@ -152,7 +152,8 @@ class Calls:
             name = self._name(step.operation)
             makes, adds = carried.makes(step), step.number in carried.losses
             count = len(step.outputs) + len(makes) + adds
-            outputs = [name] if count == 1 else [f"{name}_{place}" for place in range(count)]
+            # Not as a layer can be called: Keras names them dense, dense_1 and so on.
+            outputs = [name] if count == 1 else [f"{name}.{place}" for place in range(count)]
             given = [known[value] for value in step.given.values()]
             given += [masks[mask] for mask in carried.takes(step).values()]
             variables = self._variables(step.operation, name)
@@ -166,7 +167,7 @@ class Calls:
 
     def _name(self, operation: Any) -> str:
         name = re.sub(r"\W", "_", operation.name)
-        known = {call.name for call in self.calls}
+        known = {*self.inputs, *(call.name for call in self.calls)}
         numbers = (f"{name}_call{n}" for n in range(2, len(known) + 3))
         return name if name not in known else next(n for n in numbers if n not in known)
 

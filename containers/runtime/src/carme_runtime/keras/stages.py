@@ -19,6 +19,7 @@ from carme_runtime.keras.functional import settings_checksum
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.losses import CountedLoss, GlobalLoss, ignored_class
 from carme_runtime.keras.masks import Carried, OutputMasks, Unknown, attach, carried, mask_of
+from carme_runtime.keras.recurrent import stateful_layers, states_of_rows
 from carme_runtime.keras.slots import Slots
 from carme_runtime.keras.steps import Steps, assign_values, flat_values
 from carme_runtime.keras.world import MASTER, World
@@ -352,7 +353,7 @@ class PipelineSteps(Steps):
         model.reset_metrics()
         step(data)
         variables = model.metrics_variables
-        own = flat_values(variables)
+        own = self._own_counts(variables)
         if not self._counts:
             own[:] = 0
         if self.wants_local_logs:
@@ -364,6 +365,10 @@ class PipelineSteps(Steps):
     def _counts(self) -> bool:
         """Whether this rank's metrics are those of its replica's share."""
         return bool(self._pipe and self._pipe.ends_here and self._running.samples)
+
+    def _own_counts(self, variables: list[Any]) -> np.ndarray:
+        """What this rank's metrics have counted in this step, as it is added over ranks and steps."""
+        return flat_values(variables)
 
     def _undivided(self, data: Any) -> Share:
         lengths = self._world.table([length(data)])[:: self._world.stages, 0]
@@ -380,7 +385,10 @@ class PipelineSteps(Steps):
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """What Keras does to make metrics and losses, with a sentence where they do not fit the data."""
         targets = keras.utils.unpack_x_y_sample_weight(data_batch)[1] if data_batch is not None else None
-        with losses.explained(self._model.outputs, keras.tree.flatten(targets), "The loss or a metric"):
+        outputs, what = self._model.outputs, "The loss or a metric"
+        # A replica's share of a batch has less rows than the layers have states.
+        layers = stateful_layers(self._model._flatten_layers(include_self=False))
+        with states_of_rows(layers, None), losses.explained(outputs, keras.tree.flatten(targets), what):
             type(self._model)._symbolic_build(self._model, iterator=iterator, data_batch=data_batch)
 
     def _begin_rows(self, share: Share | None) -> None:

@@ -110,6 +110,18 @@ class TensorFlowPipelineSteps(PipelineSteps):
     def _outputs(self, pipe: TensorFlowPipeline, inputs: Any) -> Any:
         return pipe.outputs(inputs)
 
+    def _own_counts(self, variables: list[Any]) -> np.ndarray:
+        """See `PipelineSteps`. The losses of each of several outputs count by batches, as in Keras' graphs.
+
+        These do not know how many samples a batch has when they are made.
+        """
+        own, compiled = super()._own_counts(variables), self._model._compile_loss
+        if self._was_eager or compiled is None:
+            return own
+        by_batch = {id(v) for metric in compiled.metrics for v in metric.variables}
+        parts = [1 / self._running.total if id(v) in by_batch else 1.0 for v in variables]
+        return own * np.repeat(parts, [int(np.prod(tuple(v.shape), dtype=np.int64)) for v in variables])
+
     def _train_batch(self, data: Any) -> None:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         self._share_losses()
