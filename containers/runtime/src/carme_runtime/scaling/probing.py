@@ -2,6 +2,7 @@
 
 import statistics
 import weakref
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from carme_runtime.scaling.sampling import (
 )
 
 
-class Probe:
+class Probe(ABC):
     """Of one process.
 
     Args:
@@ -43,9 +44,9 @@ class Probe:
         self._followed: Callable[[], Any] | None = None
         self._others = Counter[int]()  # steps of others since its last one, by identity
 
+    @abstractmethod
     def shortage(self) -> str:
         """What is missing for a result; empty: nothing was seen that could have one."""
-        raise NotImplementedError
 
     def _follows(self, trained: Any) -> bool:
         """Whether steps of this optimizer, or model, count.
