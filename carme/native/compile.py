@@ -21,13 +21,13 @@ FLAGS = ("-O2", "-std=gnu17", "-Wall", "-Wextra", "-pthread", "-Wl,--build-id=no
 #: What copies, by the files of its parts: both have it.
 COPYING = ("copying.c", "folders.c", "compare.c", "walk.c", "ranges.c")
 #: The program brings the C library along, as that of a host may be older: Python has to be started there too.
-WAYS = {LIBRARY: ("-fPIC", "-shared", *COPYING), PROGRAM: ("-static", "carme.c", *COPYING)}
+BUILD_OPTIONS = {LIBRARY: ("-fPIC", "-shared", *COPYING), PROGRAM: ("-static", "carme.c", *COPYING)}
 
 
 def digest() -> str:
     """What distinguishes what was built of this source from others."""
     parts = [source.read_bytes() for source in sorted(FOLDER.glob("*.[ch]"))]
-    flags = (*FLAGS, *WAYS[LIBRARY], *WAYS[PROGRAM], platform.machine())
+    flags = (*FLAGS, *BUILD_OPTIONS[LIBRARY], *BUILD_OPTIONS[PROGRAM], platform.machine())
     return hashlib.sha256(b"\0".join([*parts, " ".join(flags).encode()])).hexdigest()[:16]
 
 
@@ -53,7 +53,7 @@ def build(what: str, output: Path, *more: str) -> bool:
     building = output.with_name(f".{os.getpid()}-{output.name}")
     try:
         # By their names alone: nothing of this machine's paths is to be in the library.
-        command = [*compiler.split(), *FLAGS, *more, "-o", str(building), *WAYS[what]]
+        command = [*compiler.split(), *FLAGS, *more, "-o", str(building), *BUILD_OPTIONS[what]]
         subprocess.run(command, check=True, cwd=FOLDER)
         building.replace(output)
     finally:

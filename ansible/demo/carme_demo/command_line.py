@@ -185,7 +185,7 @@ class Demo:
 
     def up(self, options: argparse.Namespace, *, run: bool) -> int:
         """Everything: hosts, product, main job."""
-        with host.only_one(self.places):
+        with host.exclusive_lock(self.places):
             chosen, nodes = self._hosts(options)
             deployment = Deployment(ROOT, self.podman, self.places, chosen, nodes)
             if deployment.is_current():
@@ -211,7 +211,7 @@ class Demo:
 
     def hosts(self, options: argparse.Namespace) -> int:
         """The bare hosts."""
-        with host.only_one(self.places):
+        with host.exclusive_lock(self.places):
             chosen, _ = self._hosts(options)
         for node in chosen.machines():
             print(f"  {node.name:<6} {node.address}")
@@ -298,7 +298,7 @@ class Demo:
         if chosen is None:
             print("There is no demo.")
             return 0
-        with host.only_one(self.places), self.stages.stage("Stop services and nodes"):
+        with host.exclusive_lock(self.places), self.stages.stage("Stop services and nodes"):
             self._nodes(chosen).halt()
             cleanup.sweep(self.podman, [], chosen.subnet)
             cleanup.remove_tree(self.places.run)
@@ -311,7 +311,7 @@ class Demo:
             print("There is no demo.")
             return 0
         chosen = chosen or self._settings_when_lost()
-        with host.only_one(self.places), self.stages.stage("Remove the nodes and their data"):
+        with host.exclusive_lock(self.places), self.stages.stage("Remove the nodes and their data"):
             cleanup.end_processes_in(self.places.state / "tmp")
             if self.places.storage.exists():
                 self.podman.configure()

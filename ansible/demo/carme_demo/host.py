@@ -109,7 +109,7 @@ def install_packages(runtime: Runtime, places: Places) -> list[str]:
 
 
 @contextmanager
-def only_one(places: Places) -> Iterator[None]:
+def exclusive_lock(places: Places) -> Iterator[None]:
     """Keep a second demo of the same name out; the kernel lets go when the process ends, however it ends."""
     places.state.mkdir(parents=True, exist_ok=True)
     handle = os.open(places.lock, os.O_RDWR | os.O_CREAT, 0o600)

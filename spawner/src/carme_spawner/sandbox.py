@@ -181,10 +181,12 @@ class Front:
             chosen = [server.protocol] if server.protocol else []
             browser = web.WebSocketResponse(protocols=chosen, max_msg_size=LARGEST_MESSAGE)
             await browser.prepare(request)
-            ways = [asyncio.create_task(_pass_on(*way)) for way in ((browser, server), (server, browser))]
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            for way in ways:
-                way.cancel()
+            directions = [
+                asyncio.create_task(_pass_on(*ends)) for ends in ((browser, server), (server, browser))
+            ]
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+            for ends in directions:
+                ends.cancel()
             await browser.close()
         return browser
 

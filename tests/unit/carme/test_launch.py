@@ -286,12 +286,12 @@ def records_what_it_sees(node: Node) -> tuple[str, Path]:
     """What has the launcher write down which nodes it has last seen, and where."""
     seen = node.folder / "seen"
     return (
-        "look = other_nodes.Others._read_present\n"
+        "look = other_nodes.OtherAgents._read_present\n"
         "def look_and_record(others):\n"
         "    present = look(others)\n"
         f"    with open({str(seen)!r}, 'w') as out: print(*(present or ()), file=out)\n"
         "    return present\n"
-        "other_nodes.Others._read_present = look_and_record\n"
+        "other_nodes.OtherAgents._read_present = look_and_record\n"
     ), seen
 
 

@@ -365,7 +365,7 @@ async def test_a_library_that_hangs_holds_nobody_up(
 async def test_children_take_turns(
     host: Host, library: SlurmLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_module, "QUESTIONS_OF_ONE", 1)
+    monkeypatch.setattr(child_module, "QUESTIONS_PER_CHILD", 1)
     answers = await asyncio.gather(library.queue(), library.reservations(), library.pulse())
     assert (len(answers[1]), len(answers[2])) == (3, 64)
     assert library._library._process is None

@@ -207,10 +207,10 @@ def test_a_network_in_use_is_reported_but_our_own_bridge_does_not_count() -> Non
 
 
 def test_two_demos_of_one_name_cannot_work_at_once_and_a_left_lock_is_no_obstacle(places: Places) -> None:
-    with host.only_one(places), pytest.raises(DemoError, match="Another"), host.only_one(places):
+    with host.exclusive_lock(places), pytest.raises(DemoError, match="Another"), host.exclusive_lock(places):
         pass
     assert places.lock.exists()
-    with host.only_one(places):
+    with host.exclusive_lock(places):
         pass
 
 

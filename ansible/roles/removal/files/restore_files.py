@@ -10,14 +10,16 @@ import re
 import sys
 from pathlib import Path
 
-MADE = re.compile(r"\.\d+\.(\d{4}-\d\d-\d\d@\d\d:\d\d:\d\d)~")
+BACKUP_SUFFIX = re.compile(r"\.\d+\.(\d{4}-\d\d-\d\d@\d\d:\d\d:\d\d)~")
 
 
 def backups(path):
     """The backups of a file, the oldest one first."""
     found = []
     for each in path.parent.glob("*~") if path.parent.is_dir() else []:
-        match = MADE.fullmatch(each.name[len(path.name) :]) if each.name.startswith(path.name) else None
+        match = (
+            BACKUP_SUFFIX.fullmatch(each.name[len(path.name) :]) if each.name.startswith(path.name) else None
+        )
         if match:
             found.append((match.group(1), each))
     return [backup for _time, backup in sorted(found)]

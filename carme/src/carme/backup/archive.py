@@ -182,9 +182,9 @@ def unknown_owners(accounts: Iterable[str], groups: Iterable[str]) -> list[str]:
     ]
 
 
-def _is_known(look: Any, name: str) -> bool:
+def _is_known(find: Any, name: str) -> bool:
     try:
-        look(name)
+        find(name)
     except KeyError:
         return False
     return True
@@ -283,7 +283,7 @@ def place_member(
     if member.isdir():
         if place != below:
             with _folder(place.parent, below) as parent:
-                _make_way(place.name, parent, True, below is None, clear)
+                _clear_place(place.name, parent, True, below is None, clear)
         with _folder(place, below, 0o700) as folder:
             _own(".", member, owned, folder)
         return
@@ -294,7 +294,7 @@ def place_member(
             _own(_DRAFT, member, owned, folder)
         else:
             _write_with_mode(archive, member, owned, folder)
-        _make_way(place.name, folder, False, False, clear)
+        _clear_place(place.name, folder, False, False, clear)
         aside = ""
         if logs and member.isfile() and place.suffix == LOG and _exists(place.name, folder):
             if _begins_with(place.name, _DRAFT, folder):
@@ -368,7 +368,7 @@ def _is_ours(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid())
 
 
-def _make_way(name: str, folder: int, for_folder: bool, follow: bool, clear: bool) -> None:
+def _clear_place(name: str, folder: int, for_folder: bool, follow: bool, clear: bool) -> None:
     """Remove what keeps a member from its place, as far as that is allowed."""
     status = _status(name, folder)
     if status is None or stat.S_ISDIR(status.st_mode) == for_folder:

@@ -55,13 +55,13 @@ def command_parser() -> argparse.ArgumentParser:
     new.add_argument("--also", type=Path, action="append", default=[], metavar="PATH", help="another one")
     new.add_argument("--images", action="store_true", help="the images, too, not their manifests alone")
     new.set_defaults(run=_create)
-    look = commands.add_parser("check", help="read a backup as a whole, and say what it holds")
-    look.add_argument("--list", action="store_true", help="name each file in it")
-    look.set_defaults(run=_check)
-    back = commands.add_parser("restore", help="put back what a backup holds")
-    back.add_argument("--into", type=Path, metavar="FOLDER", help="write it below a folder, to look at it")
-    back.set_defaults(run=_restore)
-    for each in (new, look, back):
+    check = commands.add_parser("check", help="read a backup as a whole, and say what it holds")
+    check.add_argument("--list", action="store_true", help="name each file in it")
+    check.set_defaults(run=_check)
+    restore = commands.add_parser("restore", help="put back what a backup holds")
+    restore.add_argument("--into", type=Path, metavar="FOLDER", help="write it below a folder, to look at it")
+    restore.set_defaults(run=_restore)
+    for each in (new, check, restore):
         each.add_argument("--key", type=Path, required=True, metavar="FILE", help="the file with the key")
         each.add_argument("file", metavar="FILE", type=Path, help="the backup")
     return parser

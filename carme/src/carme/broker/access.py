@@ -40,8 +40,8 @@ async def identify(connection: socket.socket, settings: Settings) -> Peer:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     account = await asyncio.to_thread(UnixAccount.numbered, uid)  # may ask a directory server
-    trusted = uid == 0 or await _is_one_of(account, settings.broker.services)
-    return Peer(pid, account, trusted, trusted or await _is_one_of(account, settings.broker.observers))
+    trusted = uid == 0 or await _is_listed(account, settings.broker.services)
+    return Peer(pid, account, trusted, trusted or await _is_listed(account, settings.broker.observers))
 
 
 def require_rights(peer: Peer, rights: Rights) -> None:
@@ -54,7 +54,7 @@ def require_rights(peer: Peer, rights: Rights) -> None:
         )
 
 
-async def _is_one_of(account: UnixAccount, names: list[str]) -> bool:
+async def _is_listed(account: UnixAccount, names: list[str]) -> bool:
     """Whether the account is one of the configured ones, and not another number under the same name."""
     if account.name not in names:
         return False

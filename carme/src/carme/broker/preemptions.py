@@ -77,17 +77,17 @@ def successors(job: Job, jobs: Iterable[Job]) -> list[Job]:
         return []
     nodes = set(expand(job.node_list))
     later = [
-        (other.started, other)
-        for other in jobs
-        if other.started is not None
-        and other.started >= job.ended
-        and other.submitted is not None
-        and other.submitted <= job.ended
-        and (other.partition, other.qos) != (job.partition, job.qos)
-        and nodes & set(expand(other.node_list))
+        (later_job.started, later_job)
+        for later_job in jobs
+        if later_job.started is not None
+        and later_job.started >= job.ended
+        and later_job.submitted is not None
+        and later_job.submitted <= job.ended
+        and (later_job.partition, later_job.qos) != (job.partition, job.qos)
+        and nodes & set(expand(later_job.node_list))
     ]
     first = min((started for started, _ in later), default=None)
-    return [other for started, other in later if started == first]
+    return [later_job for started, later_job in later if started == first]
 
 
 def _words(job: Job, causes: list[Job], jobs: set[int], partitions: set[str]) -> str:

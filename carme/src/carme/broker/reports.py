@@ -119,15 +119,15 @@ class Reports:
         """How well the owner's jobs of the same name and size did before."""
         since = datetime.now(UTC) - PEERS_SINCE
         jobs = [
-            other
-            for other in await self._slurm.history(job.user, since, 1000)
-            if (other.name, other.gpus, other.nodes) == (job.name, job.gpus, job.nodes)
-            and other.id != job.id
-            and other.is_over
+            peer
+            for peer in await self._slurm.history(job.user, since, 1000)
+            if (peer.name, peer.gpus, peer.nodes) == (job.name, job.gpus, job.nodes)
+            and peer.id != job.id
+            and peer.is_over
         ][:PEERS_MOST]
         if not jobs:
             return Peers()
-        texts = await self._slurm.admin_comments([other.id for other in jobs])
+        texts = await self._slurm.admin_comments([peer.id for peer in jobs])
         usages = [usage for text in texts.values() if (usage := read_record(text))]
         shares = [efficiency(usage) for usage in usages]
 

@@ -33,8 +33,8 @@ from carme.jobs import Job
 from carme.slurm import Slurm
 
 TIDY_SECONDS = 3600.0
-PROGRAMS_AT_ONCE, PROGRAMS_OF_ONE_USER = 16, 4  # run as users; protects this host
-ACCOUNTING_AT_ONCE, ACCOUNTING_OF_ONE_USER = 4, 2  # questions to slurmdbd; protects the cluster
+PROGRAMS_AT_ONCE, PROGRAMS_PER_USER = 16, 4  # run as users; protects this host
+ACCOUNTING_AT_ONCE, ACCOUNTING_PER_USER = 4, 2  # questions to slurmdbd; protects the cluster
 
 
 class Broker:
@@ -56,8 +56,8 @@ class Broker:
             accesses=Accesses(slurm),
             images=ImageCatalogue(settings.images.directory),
             audit=AuditLog(settings.broker.audit_log),
-            programs=ConcurrencyLimit(PROGRAMS_AT_ONCE, PROGRAMS_OF_ONE_USER),
-            accounting=ConcurrencyLimit(ACCOUNTING_AT_ONCE, ACCOUNTING_OF_ONE_USER),
+            programs=ConcurrencyLimit(PROGRAMS_AT_ONCE, PROGRAMS_PER_USER),
+            accounting=ConcurrencyLimit(ACCOUNTING_AT_ONCE, ACCOUNTING_PER_USER),
             python=python,
         )
         self._watch = context.watch

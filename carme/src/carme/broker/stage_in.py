@@ -83,10 +83,12 @@ class StageIns:
 
     async def cancel_for(self, job: Job, owner: UnixAccount) -> None:
         """Cancel the stage-in jobs of a job that was cancelled."""
-        for other in [
-            other for other in self._context.watch.jobs() if other.is_active and is_stage_in_of(other, job)
+        for stage_in in [
+            stage_in
+            for stage_in in self._context.watch.jobs()
+            if stage_in.is_active and is_stage_in_of(stage_in, job)
         ]:
-            await self.cancel(other.id, owner)
+            await self.cancel(stage_in.id, owner)
 
     async def follow(self) -> None:
         """Report how far the data of waiting jobs is, and have those jobs prefer its nodes."""
@@ -99,7 +101,7 @@ class StageIns:
         jobs = [job for job in self._context.watch.jobs() if job.key and job.is_active]
         progress = {}
         for job in [job for job in jobs if job.is_pending and job.reason == "Dependency"]:
-            first = next((other for other in jobs if is_stage_in_of(other, job)), None)
+            first = next((candidate for candidate in jobs if is_stage_in_of(candidate, job)), None)
             if first is not None and first.is_running:
                 progress[job.id] = await self._progress_of(first)
                 await self._prefer_nodes_of(first, job)

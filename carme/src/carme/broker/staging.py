@@ -155,13 +155,13 @@ def data_features(order: Order, owner: UnixAccount) -> list[str]:
     return sorted({stage.feature(owner.uid) for stage in order.request.stage if stage.target == "local"})
 
 
-def is_stage_in_of(job: Job, other: Job) -> bool:
+def is_stage_in_of(stage_in: Job, job: Job) -> bool:
     """Whether a job brings the data of another one."""
     return (
-        other.key is not None
-        and job.user == other.user
-        and job.key is not None
-        and job.name == f"{STAGING_NAME}{other.key[:12]}"
+        job.key is not None
+        and stage_in.user == job.user
+        and stage_in.key is not None
+        and stage_in.name == f"{STAGING_NAME}{job.key[:12]}"
     )
 
 

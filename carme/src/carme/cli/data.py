@@ -321,8 +321,8 @@ class Reporter:
         """One line."""
         if self.verb == "compared":
             same = f"{number(counts.unchanged, 'file is', 'files are')} the same"
-            other = f"{number(counts.different, 'entry differs', 'entries differ')}"
-            return f"{same} ({size(counts.bytes_unchanged)}), {other}, in {duration(result.seconds)}."
+            different = f"{number(counts.different, 'entry differs', 'entries differ')}"
+            return f"{same} ({size(counts.bytes_unchanged)}), {different}, in {duration(result.seconds)}."
         would = "Would have " if self.dry else ""
         parts = [f"{self.verb} {number(counts.copied, 'file')} ({size(counts.bytes_copied)})"]
         if counts.updated:

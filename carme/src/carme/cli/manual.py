@@ -51,7 +51,7 @@ def _page(name: str, command_parser: argparse.ArgumentParser, about: str, deep: 
             lines += [".TP", rf"\fB{_text(', '.join(words))}\fR", f"{_text(_sentence(reported))}"]
             lines += [rf"See \fB{_text(f'{command_parser.prog}-{words[0]}')}\fR(1)."]
     if command_parser.epilog:
-        lines += [".SH NOTES", *_as_it_is(command_parser.epilog)]
+        lines += [".SH NOTES", *_verbatim(command_parser.epilog)]
     if deep:
         lines += [".SH SEE ALSO", rf"\fB{_text(name.partition('-')[0])}\fR(1)"]
     return "\n".join(line for line in lines if line) + "\n"
@@ -73,7 +73,7 @@ def _commands(
 
 
 def _synopsis(command_parser: argparse.ArgumentParser) -> list[str]:
-    return _as_it_is(command_parser.format_usage().partition(" ")[2])
+    return _verbatim(command_parser.format_usage().partition(" ")[2])
 
 
 def _arguments(command_parser: argparse.ArgumentParser, heading: bool = True) -> list[str]:
@@ -93,7 +93,7 @@ def _sentence(text: str) -> str:
     return text if not text or text.endswith((".", ")", "?")) else f"{text}."
 
 
-def _as_it_is(text: str) -> list[str]:
+def _verbatim(text: str) -> list[str]:
     """Lines that stay as they are."""
     return [".nf", *(_text(line) or r"\&" for line in text.strip("\n").split("\n")), ".fi"]
 

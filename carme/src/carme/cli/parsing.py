@@ -130,14 +130,14 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     Args:
         command: The first argument. Where it is no command, all are understood.
     """
-    made = _Parser(
+    root = _Parser(
         prog="carme",
         description="Start jobs and notebooks on a Slurm cluster, see what they use, book nodes, copy data.",
         epilog="Each command explains itself: carme submit --help",
     )
-    made.add_argument("--version", action="version", version=f"carme {__version__}")
+    root.add_argument("--version", action="version", version=f"carme {__version__}")
     # Named, so that nothing is imported just to find it out.
-    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=made.prog)
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=root.prog)
     for part in [part for part, added in COMMANDS.items() if command in added] or COMMANDS:
         importlib.import_module(f"carme.cli.{part}").add(commands)
-    return made
+    return root

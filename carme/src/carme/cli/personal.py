@@ -209,9 +209,9 @@ def _add_notices(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     kinds.set_defaults(run=_kinds)
     choose = actions.add_parser("choose", help="choose whether and how you get a kind of notifications")
     choose.add_argument("kind", metavar="KIND", help="see 'carme notices kinds'")
-    for way in ("page", "mail"):
+    for channel in ("page", "mail"):
         choose.add_argument(
-            f"--{way}", required=True, choices=["yes", "no"], help=f"whether you get them by {way}"
+            f"--{channel}", required=True, choices=["yes", "no"], help=f"whether you get them by {channel}"
         )
     choose.set_defaults(run=_choose)
     for each in (every, read, kinds, choose):

@@ -78,27 +78,27 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
         raise InvalidRequest(
             _("The probe's result has no prediction for any of these."), _("Measure again."), field="scaling"
         )
-    starts = [when_of(one.nodes, one.gpus_per_node) for one in found]
+    starts = [when_of(choice.nodes, choice.gpus_per_node) for choice in found]
     # What this site cannot start is shown, but recommended to nobody.
-    possible = [one for one, when in zip(found, starts, strict=True) if when != NOT_POSSIBLE]
+    possible = [choice for choice, when in zip(found, starts, strict=True) if when != NOT_POSSIBLE]
     cheapest, fastest = marks(possible) if possible else (None, None)
     if options.json:
         each = zip(found, starts, strict=True)
-        print_json([_for_programs(one, cheapest, fastest, when) for one, when in each])
+        print_json([_for_programs(choice, cheapest, fastest, when) for choice, when in each])
         return 0
     rows = []
-    for one, when in zip(found, starts, strict=True):
-        which = [name for name, best in (("cheapest", cheapest), ("fastest", fastest)) if best is one]
-        if (one.nodes, one.gpus_per_node) == chosen:
+    for choice, when in zip(found, starts, strict=True):
+        which = [name for name, best in (("cheapest", cheapest), ("fastest", fastest)) if best is choice]
+        if (choice.nodes, choice.gpus_per_node) == chosen:
             which.append("chosen")
-        row = one.row
+        row = choice.row
         rows.append(
             [
-                f"{size_words(one)}{'*' if row.extrapolated else ''}",
+                f"{size_words(choice)}{'*' if row.extrapolated else ''}",
                 f"{row.speedup:.1f}",
                 percent(row.efficiency),
-                hours_words(one.hours) if one.hours is not None else f"{row.step_ms:.3g} ms a step",
-                f"{one.cost:.3g}" if one.hours is not None else f"{one.cost:.2f} times",
+                hours_words(choice.hours) if choice.hours is not None else f"{row.step_ms:.3g} ms a step",
+                f"{choice.cost:.3g}" if choice.hours is not None else f"{choice.cost:.2f} times",
                 row.limit,
                 *([when] if start else []),
                 ", ".join(which),
@@ -106,7 +106,7 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
         )
     titles = ["CHOICE", "TIMES AS FAST", "EFFICIENCY", "TIME", "GPU-HOURS" if options.gpus else "NODE-HOURS"]
     print_table([*titles, "LIMIT", *(["EXPECTED START"] if start else []), ""], rows)
-    if any(one.row.extrapolated for one in found):
+    if any(choice.row.extrapolated for choice in found):
         print(_BEYOND)
     return 0
 

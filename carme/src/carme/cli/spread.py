@@ -21,7 +21,7 @@ from carme.translation import message as _
 __all__ = ["copy_by_nodes"]
 
 #: Seconds between two checks of the workers.
-LOOK = 1.0
+POLL_SECONDS = 1.0
 #: The nodes have the same installation as this host.
 PROGRAM = "import sys; from carme.cli import main; sys.exit(main())"
 
@@ -70,7 +70,7 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, notify: Calla
     try:
         while _active(client, job):
             notify(Progress(spread.progress()[0], time.monotonic() - begun))
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         print(
             f"carme: the jobs go on. To finish, run the same command again; to end them: carme cancel {job}",

@@ -275,8 +275,8 @@ class Array(list[Job]):
         known = [api.JobOut.model_validate(each) for each in found]
         by_task = {each.task: each for each in known if each.task is not None}
         for task, job in self._tasks.items():
-            others = (each for each in known if each.task is None and arrays.includes(each.tasks, task))
-            reported = by_task.get(task) or next(others, None)
+            ranges = (each for each in known if each.task is None and arrays.includes(each.tasks, task))
+            reported = by_task.get(task) or next(ranges, None)
             if reported is not None:
                 job._known = reported
             elif known:
@@ -534,16 +534,16 @@ def _given(options: JobOptions, what: Any) -> dict[str, Any]:
     return given
 
 
-def _packed(things: Sequence[Any], function: Callable[..., Any]) -> list[bytes]:
+def _packed(values: Sequence[Any], function: Callable[..., Any]) -> list[bytes]:
     """Each of them pickled, with what the function's own module has. Raises InvalidRequest."""
     module = sys.modules.get(getattr(function, "__module__", ""), None)
-    mine = (
+    is_local = (
         module is not None and module.__name__ != "__main__" and _is_mine(getattr(module, "__file__", None))
     )
-    if mine and module is not None:
+    if is_local and module is not None:
         cloudpickle.register_pickle_by_value(module)  # the job cannot import what lies here
     try:
-        return [cloudpickle.dumps(thing) for thing in things]
+        return [cloudpickle.dumps(value) for value in values]
     except Exception as error:
         raise InvalidRequest(
             _("The function or its arguments cannot be sent: {error}.", error=error),
@@ -551,7 +551,7 @@ def _packed(things: Sequence[Any], function: Callable[..., Any]) -> list[bytes]:
             field="function",
         ) from None
     finally:
-        if mine and module is not None:
+        if is_local and module is not None:
             cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -163,7 +163,7 @@ class BookingSettings(_Table):
     grace_minutes: int = Field(default=15, ge=0)
 
 
-class _OtherBookings(_Table):
+class _BookingOverrides(_Table):
     """What differs from `[bookings]`; what is None does not."""
 
     longest_minutes: int | None = Field(default=None, ge=1)
@@ -177,13 +177,13 @@ class _OtherBookings(_Table):
     grace_minutes: int | None = Field(default=None, ge=0)
 
 
-class PartitionBookingSettings(_OtherBookings):
+class PartitionBookingSettings(_BookingOverrides):
     """`[partitions.NAME.bookings]`: what differs from `[bookings]` in one partition."""
 
     enabled: bool | None = None
 
 
-class ProjectBookingSettings(_OtherBookings):
+class ProjectBookingSettings(_BookingOverrides):
     """`[projects.NAME.bookings]`: what differs from `[bookings]`, and from a partition's, for one project.
 
     Here `at_a_time`, `share_percent` and `gpu_hours` count what anybody has booked for the project;

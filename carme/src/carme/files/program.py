@@ -41,17 +41,17 @@ def main() -> int:
         action = ACTIONS[requested.pop("do")]
         answer = action(source, sink, **requested)
     except OSError as error:
-        return _say(sink, {"error": error.errno or 0, "message": error.strerror or str(error)})
+        return _answer(sink, {"error": error.errno or 0, "message": error.strerror or str(error)})
     except Refused as error:
-        return _say(sink, {"error": 0, "message": str(error)})
+        return _answer(sink, {"error": 0, "message": str(error)})
     except (KeyError, TypeError, ValueError) as error:
-        return _say(sink, {"error": errno.EINVAL, "message": f"not understood: {error}"})
+        return _answer(sink, {"error": errno.EINVAL, "message": f"not understood: {error}"})
     if answer is not None:
-        _say(sink, {"ok": answer})
+        _answer(sink, {"ok": answer})
     return 0
 
 
-def _say(sink: BinaryIO, answer: dict[str, Any]) -> int:
+def _answer(sink: BinaryIO, answer: dict[str, Any]) -> int:
     sink.write(json.dumps(answer).encode() + b"\n")
     sink.flush()
     return 0
@@ -139,7 +139,7 @@ def read(source: BinaryIO, sink: BinaryIO, path: str, offset: int = 0, length: i
         raise ValueError("a negative place")
     most = max(0, status.st_size - offset)
     left = most if length is None else min(length, most)
-    _say(sink, {"ok": {"length": left, **_fields(status)}})
+    _answer(sink, {"ok": {"length": left, **_fields(status)}})
     # What is cut off meanwhile is reported by the connection's end before `length`.
     while left and (sent := os.sendfile(sink.fileno(), file, offset, min(left, 1 << 30))):
         offset, left = offset + sent, left - sent

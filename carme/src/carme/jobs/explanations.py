@@ -289,13 +289,13 @@ def _limit(word: str, detail: str) -> str:
             if not word.startswith(holder + scope):
                 continue
             rest = word.removeprefix(holder + scope)
-            thing = next((name for key, name in _RESOURCES.items() if key in rest), _("resources"))
+            resource = next((name for key, name in _RESOURCES.items() if key in rest), _("resources"))
             if "RunMinutes" in rest or "Minutes" in rest:
-                thing = _("{thing} over time", thing=thing)
+                resource = _("{thing} over time", thing=resource)
             if scope == "Min":
                 return _(
                     "The job asks for less {thing} than {owner} demands{detail}; cancel it and ask for more.",
-                    thing=thing,
+                    thing=resource,
                     owner=owner,
                     detail=detail,
                 )
@@ -304,7 +304,7 @@ def _limit(word: str, detail: str) -> str:
                 "when your other jobs under it have ended, or never if it asks for more than the limit, so "
                 "end one of them or ask for less.",
                 owner=owner,
-                thing=thing,
+                thing=resource,
                 over=over,
                 detail=detail,
             )

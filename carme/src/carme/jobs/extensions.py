@@ -228,12 +228,12 @@ def _claims(
         size = max(1, len(nodes))
         whole = [node for node in cluster.nodes if node.name in nodes]
         # A reservation of all processors is one of whole nodes: their memory and GPUs belong to it.
-        all_of_it = reservation.cpus >= sum(node.cpus for node in whole) or not reservation.cpus
+        has_whole_nodes = reservation.cpus >= sum(node.cpus for node in whole) or not reservation.cpus
         yield _Claim(
             reservation.start,
             reservation.end,
             nodes,
-            float("inf") if all_of_it else reservation.cpus / size,
+            float("inf") if has_whole_nodes else reservation.cpus / size,
             0,
             reservation.gpus / size,
             _(

@@ -225,12 +225,12 @@ def ending_sentence(job: JobRecord, ending: Ending) -> str:
 
 def _filled(template: str, job: JobRecord, ending: Ending) -> str:
     """The sentence of a template, with what is known of the job."""
-    on_one = job.nodes <= 1 and job.node_list
+    on_one_node = job.nodes <= 1 and job.node_list
     at_start = ending is Ending.DIED_AT_START and job.kind == "session"
     values = {
         "what": _what(job),
         "again": _again(job),
-        "where": _("node {node_list}", node_list=job.node_list) if on_one else _("one of its nodes"),
+        "where": _("node {node_list}", node_list=job.node_list) if on_one_node else _("one of its nodes"),
         "node": _failed_node(job),
         "limit": _(" of {limit}", limit=minutes_text(job.minutes_limit)) if job.minutes_limit else "",
         "memory": _memory(job),

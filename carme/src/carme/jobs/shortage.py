@@ -81,12 +81,12 @@ def shortage(
     own = next((reservation for reservation in reservations if reservation.name == job.reservation), None)
     if own is not None:
         able = [node for node in able if node.name in own.node_names]
-    others = _in_the_way(job, reservations, now)
+    blocking = _blocking(job, reservations, now)
     waits = []
     for node in able:
         if node.available:
             there = running.get(node.name, ())
-            saved = [_reserved(each, node, there, now) for each in others if node.name in each.node_names]
+            saved = [_reserved(each, node, there, now) for each in blocking if node.name in each.node_names]
             waits.append(_wait(node, kind, needed, there, saved))
     count = max(1, job.nodes)
     if len(waits) < count:
@@ -129,7 +129,7 @@ def reserved_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservatio
     Empty if none does.
     """
     names = {node.name for node in cluster.members(job.partition)}
-    for each in sorted(_in_the_way(job, reservations, now), key=lambda reservation: reservation.start):
+    for each in sorted(_blocking(job, reservations, now), key=lambda reservation: reservation.start):
         if nodes := [name for name in each.node_names if name in names]:
             begins = each.start if each.start > now else None
             return _(
@@ -141,7 +141,7 @@ def reserved_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservatio
     return ""
 
 
-def _in_the_way(job: Job, reservations: Iterable[Reservation], now: datetime) -> list[Reservation]:
+def _blocking(job: Job, reservations: Iterable[Reservation], now: datetime) -> list[Reservation]:
     """The reservations that a job does not run in, and that begin before it would end."""
     ends = now + timedelta(minutes=job.minutes_limit) if job.minutes_limit else _NEVER
     return [

@@ -30,7 +30,7 @@ from carme.launch.preparation import (
     read_spec,
     remove_private,
 )
-from carme.launch.programs import Programs, say, without_export
+from carme.launch.programs import Programs, log, without_export
 from carme.launch.spec import JobSpec
 
 #: This program once more, isolated from what the job's environment sets for Python.
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _join(words[0], where) if where else _run(words[0], submission)
     except CarmeError as error:
-        say(str(error))
+        log(str(error))
         return error.exit_code if isinstance(error, LaunchError) else Exit.FAILED
 
 
@@ -81,7 +81,7 @@ def _run(folder: str, submission: str) -> int:
         os.chdir("/")
         staged = data(spec, folder, allocation)
         if not spec.command:
-            return _ahead_of_others(programs, folder, spec, allocation)
+            return _stage_on_other_nodes(programs, folder, spec, allocation)
         if spec.image is None:
             return _directly(programs, folder, spec, logged_in.environment)
         agent = [
@@ -133,7 +133,7 @@ def _join(folder: str, where: str) -> int:
             unlink(own_place(spec))
 
 
-def _ahead_of_others(programs: Programs, folder: str, spec: JobSpec, allocation: Allocation) -> int:
+def _stage_on_other_nodes(programs: Programs, folder: str, spec: JobSpec, allocation: Allocation) -> int:
     """In a job that only brings the data of another one: the same on its other nodes."""
     if allocation.nodes == 1:
         return 0
@@ -160,7 +160,7 @@ def _logged_in(spec: JobSpec) -> login.Login:
         return login.Login(dict(os.environ))  # a container sees nothing of what they set
     found = login.log_in(os.environ)
     if found.note:
-        say("\n".join(filter(None, [found.note, found.errors])))
+        log("\n".join(filter(None, [found.note, found.errors])))
     return found
 
 

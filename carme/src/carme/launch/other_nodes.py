@@ -8,7 +8,7 @@ from collections.abc import Callable
 from carme.errors import CarmeError
 from carme.launch.exits import Exit, LaunchError
 from carme.launch.preparation import Allocation
-from carme.launch.programs import POLL_SECONDS, Programs, say, without_export
+from carme.launch.programs import POLL_SECONDS, Programs, log, without_export
 from carme.launch.spec import JobSpec
 
 ANNOUNCE_SECONDS = 120.0  # for the first agent to listen; images on a busy file system start slowly
@@ -20,7 +20,7 @@ RETURN_MOST_SECONDS = 60.0
 RETURN_TRIES = 12  # in a row; by then Slurm has long taken from the job a node that it cannot reach
 
 
-def with_others(
+def keep_other_agents(
     programs: Programs,
     first: int,
     spec: JobSpec,
@@ -39,7 +39,7 @@ def with_others(
     where = _announced(programs, first, f"{allocation.private}/fabric.json")
     if where is None:
         return
-    others = Others(programs, spec, allocation, joining(where))
+    others = OtherAgents(programs, spec, allocation, joining(where))
     try:
         while not programs.has_ended(first):
             programs.wait_for_any(WATCH_SECONDS)
@@ -57,7 +57,7 @@ def with_others(
         others.end()
 
 
-class Others:
+class OtherAgents:
     """The agents on all nodes but the first.
 
     They are started together. Who is lost afterwards is started anew, alone, while Slurm leaves its node to
@@ -95,7 +95,7 @@ class Others:
                 continue
             if lost.tries == RETURN_TRIES:
                 lost.given_up = True
-                say(f"After {RETURN_TRIES} tries to bring {node} back, the job goes on without it.")
+                log(f"After {RETURN_TRIES} tries to bring {node} back, the job goes on without it.")
                 continue
             lost.program = self._start(node)
             self._alone.append(lost.program)

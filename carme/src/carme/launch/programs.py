@@ -119,5 +119,5 @@ def without_export(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name != "SLURM_EXPORT_ENV"}
 
 
-def say(sentence: str) -> None:
+def log(sentence: str) -> None:
     print(f"carme-job: {sentence}", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from carme.staging import Options, Progress, sync
 from carme.staging.cache import Cache
 from carme.staging.progress import Rates, duration, progress_text
 
-SAY_SECONDS = 2.0
+LOG_SECONDS = 2.0
 
 __all__ = ["Staged", "stage"]
 
@@ -99,9 +99,9 @@ def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged
         nonlocal printed
         if isinstance(what, Progress):
             rates = speed(what)
-            if time.monotonic() - printed >= SAY_SECONDS:
+            if time.monotonic() - printed >= LOG_SECONDS:
                 printed = time.monotonic()
-                _say(f"{name}: {progress_text(what, rates)}")
+                _log(f"{name}: {progress_text(what, rates)}")
 
     if not os.path.exists(source):
         raise _refused(
@@ -132,9 +132,9 @@ def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged
         raise LaunchError(Exit.NOT_STAGED, error.message, error.remedy) from None
     taken = duration(time.monotonic() - begun)
     if was_there:
-        _say(f"{name}: it was there already ({taken}).")
+        _log(f"{name}: it was there already ({taken}).")
     else:
-        _say(f"{name}: copied to {wanted.target} in {taken}.")
+        _log(f"{name}: copied to {wanted.target} in {taken}.")
     return path
 
 
@@ -182,7 +182,7 @@ def _mark(path: str) -> None:
         return
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"{DATA_LINE}{socket.gethostname()}: {text}", file=sys.stderr, flush=True)
 
 

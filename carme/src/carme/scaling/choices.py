@@ -98,6 +98,6 @@ def _fewer(
     possible = [each for each in several if is_possible(each.nodes, each.gpus_per_node)]
     best = marks(possible) if possible else ()
     needed = [each for each in several if each in best or (each.nodes, each.gpus_per_node) == chosen]
-    others = [*possible, *(each for each in several if each not in possible)]
-    rest = [each for each in others if each not in needed][: _MOST - len(needed)]
+    candidates = [*possible, *(each for each in several if each not in possible)]
+    rest = [each for each in candidates if each not in needed][: _MOST - len(needed)]
     return [each for each in several if each in needed or each in rest]

@@ -30,7 +30,7 @@ _FORMAT = "carme scaling"
 _MOST_ROWS = 10_000
 _AGAIN = _("Measure again with: carme-run -n 1 --scale-probe train.py")
 _FIELD = "scaling"
-_OTHER = _("Name a file that a probe wrote.")
+_NAME_A_PROBE_FILE = _("Name a file that a probe wrote.")
 
 
 class _Read(BaseModel):
@@ -155,9 +155,11 @@ def read_curve(data: bytes, file: str) -> Curve:
     try:
         content: Any = json.loads(data)
     except (ValueError, RecursionError):
-        raise _refusal(file, noop("{file} is not a result of a probe: it is not JSON."), _OTHER) from None
+        raise _refusal(
+            file, noop("{file} is not a result of a probe: it is not JSON."), _NAME_A_PROBE_FILE
+        ) from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise _refusal(file, noop("{file} is not a result of a probe."), _OTHER)
+        raise _refusal(file, noop("{file} is not a result of a probe."), _NAME_A_PROBE_FILE)
     if content.get("version") not in VERSIONS:
         version = str(content.get("version"))[:20]
         what = noop(
@@ -183,14 +185,14 @@ def read_file(path: Path) -> Curve:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         what = noop("{file} cannot be read ({why}).")
-        raise _refusal(str(path), what, _OTHER, why=error.strerror) from None
+        raise _refusal(str(path), what, _NAME_A_PROBE_FILE, why=error.strerror) from None
     return read_curve(data, str(path.absolute()))
 
 
 def too_large(file: str) -> InvalidRequest:
     """The refusal of a file that is too large."""
     what = noop("{file} is not a result of a probe: it has more than {most} MiB.")
-    return _refusal(file, what, _OTHER, most=MOST_BYTES >> 20)
+    return _refusal(file, what, _NAME_A_PROBE_FILE, most=MOST_BYTES >> 20)
 
 
 def _refusal(file: str, template: str, remedy: str, **values: object) -> InvalidRequest:

@@ -79,8 +79,8 @@ def places(jobs: Iterable[Job], wanted: Callable[[Job], object] = lambda job: Tr
     found: dict[int, Place] = {}
     for requested, mine in mine_by.items():
         partitions = set(requested.split(","))
-        rivals = [other for name, other in groups.items() if partitions & set(name.split(","))]
-        queue = sorted(_order(job) for other in rivals for job in other if job.priority != 0)
+        rivals = [group for name, group in groups.items() if partitions & set(name.split(","))]
+        queue = sorted(_order(job) for group in rivals for job in group if job.priority != 0)
         for job in mine:
             place = bisect_left(queue, _order(job)) if job.priority != 0 else len(queue)
             found[job.id] = Place(place + 1, len(queue) + (job.priority == 0))

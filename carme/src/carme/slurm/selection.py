@@ -111,9 +111,9 @@ async def _objection(interpreter: str) -> str:
     if site is None:
         return "sinfo does not report Slurm's version"
     release = ".".join(reported["version"].split(".")[:2])
-    for name, other in (("pyslurm", release), ("pyslurm's library", reported["linked"])):
-        if other != site[1].decode():
-            return f"{name} is for Slurm {other}, but this host has Slurm {site[1].decode()}"
+    for name, linked in (("pyslurm", release), ("pyslurm's library", reported["linked"])):
+        if linked != site[1].decode():
+            return f"{name} is for Slurm {linked}, but this host has Slurm {site[1].decode()}"
     if reported["missing"]:
         return f"pyslurm {reported['version']} has no {', '.join(reported['missing'])}, which are needed"
     return ""

@@ -79,10 +79,10 @@ def allotted_of(field: Mapping[str, str], whole_nodes: bool) -> Allotted:
     tres = tres_of(text_of(field["tres-alloc"]))
     nodes = max(1, to_int(field["NumNodes"]))
     times = {"job": 1, "node": nodes, "socket": nodes, "task": max(1, to_int(field["NumTasks"]))}
-    requested = {way: gpus_requested(field[f"tres-per-{way}"]) for way in times}
+    requested = {unit: gpus_requested(field[f"tres-per-{unit}"]) for unit in times}
     # A job may name a total and what each node or task has of it.
-    way = next((way for way in ("job", "node", "task", "socket") if requested[way]), "job")
-    gpus = gpus_counted(tres) or {kind: many * times[way] for kind, many in requested[way].items()}
+    unit = next((unit for unit in ("job", "node", "task", "socket") if requested[unit]), "job")
+    gpus = gpus_counted(tres) or {kind: many * times[unit] for kind, many in requested[unit].items()}
     if set(gpus) == {"gpu"} and len(kinds := {kind for each in requested.values() for kind in each}) == 1:
         gpus = {kinds.pop(): gpus["gpu"]}
     return Allotted(

@@ -70,8 +70,8 @@ class Comparer(Walker):
                     else:
                         self._names(source, target, path, [name for _, name in batch])
                     self.flush()
-                with os.scandir(target) as others:
-                    for entry in others:
+                with os.scandir(target) as found:
+                    for entry in found:
                         if not path and entry.name.startswith(tree.STATE):
                             self.differs(entry.name, "the copy is not finished")
                         elif self._absent(source, entry.name):
@@ -131,39 +131,39 @@ class Comparer(Walker):
 
     @contextlib.contextmanager
     def _both(self, source: int, name: str, target: int, goal: str) -> Iterator[tuple[int, int]]:
-        one = self.open_source(name, source)
+        original = self.open_source(name, source)
         try:
-            other = self.open_source(goal, target)
+            copy = self.open_source(goal, target)
             try:
-                yield one, other
+                yield original, copy
             finally:
-                os.close(other)
+                os.close(copy)
         finally:
-            os.close(one)
+            os.close(original)
 
     def _file(self, source: int, name: str, target: int, goal: str, where: str) -> None:
         self.operations.take(1)
-        with self._both(source, name, target, goal) as (one, other):
-            its, own = os.fstat(one), os.fstat(other)
+        with self._both(source, name, target, goal) as (original, copy):
+            its, own = os.fstat(original), os.fstat(copy)
             if its.st_size != own.st_size:
                 self.differs(where, f"it has {own.st_size} bytes at the destination, not {its.st_size}")
-            elif not self._attributes(where, one, other, times=True):
+            elif not self._attributes(where, original, copy, times=True):
                 return
             elif its.st_size >= PART and not self.index:
                 self.report.large.append((where, str(its.st_size), False))
             # A folder that is compared with itself is only to have its digests.
-            elif not os.path.samestat(its, own) and not self._same(one, other, 0, its.st_size):
+            elif not os.path.samestat(its, own) and not self._same(original, copy, 0, its.st_size):
                 self.differs(where, "it has other contents at the destination")
             else:
                 self.report.counts.unchanged += 1
                 if self.index:
-                    self.report.digests.append((where, its.st_size, self._digest(one, its.st_size)))
+                    self.report.digests.append((where, its.st_size, self._digest(original, its.st_size)))
 
-    def _same(self, one: int, other: int, start: int, end: int) -> bool:
+    def _same(self, original: int, copy: int, start: int, end: int) -> bool:
         if self.options.verify == "device":
-            for descriptor in (one, other):
+            for descriptor in (original, copy):
                 os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
-        same = self.same_contents(one, other, start, end)
+        same = self.same_contents(original, copy, start, end)
         self.report.counts.bytes_unchanged += end - start if same else 0
         return same
 
@@ -174,9 +174,9 @@ class Comparer(Walker):
             place += got
         return digest.hexdigest()
 
-    def _attributes(self, path: str, one: int, other: int, *, times: bool) -> bool:
+    def _attributes(self, path: str, original: int, copy: int, *, times: bool) -> bool:
         """Whether two open files or folders have the same of all but contents."""
-        its, own = os.fstat(one), os.fstat(other)
+        its, own = os.fstat(original), os.fstat(copy)
         wrong = []
         if self.copier.owner(its) != (own.st_uid, own.st_gid) and own.st_uid in (0, self.copier.user):
             wrong.append("owner")
@@ -184,7 +184,7 @@ class Comparer(Walker):
             wrong.append("mode")
         if times and its.st_mtime_ns // self.unit != own.st_mtime_ns // self.unit:
             wrong.append("time")
-        if self.options.attributes and extended(one) != extended(other):
+        if self.options.attributes and extended(original) != extended(copy):
             wrong.append("extended attributes or ACLs")
         if wrong:
             self.differs(path, f"it differs in {listing(wrong)}")
@@ -199,9 +199,9 @@ class Comparer(Walker):
             with (
                 tree.folder(self.source, above) as source,
                 tree.folder(self.destination, above) as target,
-                self._both(source, name, target, goal) as (one, other),
+                self._both(source, name, target, goal) as (original, copy),
             ):
-                if self._same(one, other, start, min(size, start + PART)):
+                if self._same(original, copy, start, min(size, start + PART)):
                     self.report.parts.append((path, number, ""))
                 else:
                     self.report.changed.append(path)
@@ -244,11 +244,11 @@ def compare(
         rename = (os.path.basename(source), os.path.basename(destination))
         source, destination = os.path.dirname(source), os.path.dirname(destination)
     with contextlib.ExitStack() as opened:
-        one = os.open(source, tree.FOLDER)
-        opened.callback(os.close, one)
-        other = os.open(destination, tree.FOLDER)
-        opened.callback(os.close, other)
-        return _Run(options, index, notify, workers).result(one, other, rename, seconds)
+        source_folder = os.open(source, tree.FOLDER)
+        opened.callback(os.close, source_folder)
+        target_folder = os.open(destination, tree.FOLDER)
+        opened.callback(os.close, target_folder)
+        return _Run(options, index, notify, workers).result(source_folder, target_folder, rename, seconds)
 
 
 class _Run:
@@ -269,15 +269,17 @@ class _Run:
         self._large: dict[str, int] = {}
         self._heard = 0.0
 
-    def result(self, one: int, other: int, rename: tuple[str, str] | None, seconds: bool) -> Result:
+    def result(
+        self, source_folder: int, target_folder: int, rename: tuple[str, str] | None, seconds: bool
+    ) -> Result:
         """Compare two open folders, or the two files of these names in them."""
         options, result = self._options, self._result
         paces = Pace(CONTEXT, options.bandwidth), Pace(CONTEXT, options.operations)
 
         def make(share: Callable[[], bool]) -> Comparer:
             return Comparer(
-                one,
-                other,
+                source_folder,
+                target_folder,
                 options,
                 self._digest,
                 share,

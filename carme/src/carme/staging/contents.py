@@ -110,9 +110,9 @@ class ContentCopier(Walker):
 
     def _attempt(self, source: int, name: str, target: int, path: str, direct: bool) -> None:
         copier, report = self.copier, self.report
-        one = self.open_source(name, source)
+        original = self.open_source(name, source)
         try:
-            status = os.fstat(one)
+            status = os.fstat(original)
             mode, size = status.st_mode, status.st_size
             if not stat.S_ISREG(mode):
                 raise SourceChanged
@@ -120,16 +120,16 @@ class ContentCopier(Walker):
                 report.links.append((status.st_dev, status.st_ino, join(path, name)))
                 return
             if size >= PART:
-                self._begin_large(one, status, name, target, path)
+                self._begin_large(original, status, name, target, path)
                 return
             self.operations.take(1)
             sparse = status.st_blocks * 512 < size
             data = None
             if size <= SMALL and not sparse:
-                data = os.read(one, size + 1)
+                data = os.read(original, size + 1)
                 if len(data) != size:
                     raise SourceChanged
-            attributes = extended(one) if self.options.attributes else {}
+            attributes = extended(original) if self.options.attributes else {}
             plain = (
                 direct
                 and self.plain_owner
@@ -140,22 +140,22 @@ class ContentCopier(Walker):
             )
             goal = self.goal(name)
             writing = goal if direct else tree.partial_name(goal)
-            other = create(writing, mode & 0o777 if plain else 0o600, target)
+            copy = create(writing, mode & 0o777 if plain else 0o600, target)
             try:
                 try:
                     if data is None:
-                        self._middling(one, other, size, sparse)
+                        self._middling(original, copy, size, sparse)
                     elif size:
-                        self._small(data, other)
-                    if not same_file(status, os.fstat(one)):
+                        self._small(data, copy)
+                    if not same_file(status, os.fstat(original)):
                         raise SourceChanged
                     if plain:
-                        os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+                        os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
                     else:
-                        copier.apply(other, status, attributes)
+                        copier.apply(copy, status, attributes)
                 finally:
                     # Some file systems report a full disk or quota only here.
-                    os.close(other)
+                    os.close(copy)
                 if not direct:
                     os.rename(writing, goal, src_dir_fd=target, dst_dir_fd=target)
             except BaseException:
@@ -165,21 +165,21 @@ class ContentCopier(Walker):
             report.counts.copied += 1
             report.counts.bytes_copied += size
         finally:
-            os.close(one)
+            os.close(original)
 
-    def _small(self, data: bytes, other: int) -> None:
+    def _small(self, data: bytes, copy: int) -> None:
         """Write what is in memory, and read it back: it must have the same digest."""
         size = len(data)
         self.bandwidth.take(size)
         wanted = b"" if self.verify == "none" else self._hashed(data)
-        written = os.write(other, data)
+        written = os.write(copy, data)
         while written < size:
-            written += os.write(other, data[written:])
+            written += os.write(copy, data[written:])
         if self.verify == "none":
             return
         if self.verify == "device":
-            drop_cached(other, 0, size)
-        if self._hashed(os.pread(other, size + 1, 0)) != wanted:
+            drop_cached(copy, 0, size)
+        if self._hashed(os.pread(copy, size + 1, 0)) != wanted:
             raise CorruptCopy
 
     def _hashed(self, data: bytes | bytearray) -> bytes:
@@ -187,18 +187,18 @@ class ContentCopier(Walker):
         digest.update(data)
         return digest.digest()
 
-    def _middling(self, one: int, other: int, size: int, sparse: bool) -> None:
+    def _middling(self, original: int, copy: int, size: int, sparse: bool) -> None:
         if sparse:
-            os.ftruncate(other, size)
-        elif self._cloned(one, other):
+            os.ftruncate(copy, size)
+        elif self._cloned(original, copy):
             return
-        self._transfer(one, other, 0, size, sparse)
+        self._transfer(original, copy, 0, size, sparse)
 
-    def _cloned(self, one: int, other: int) -> bool:
+    def _cloned(self, original: int, copy: int) -> bool:
         """Whether the file system could share the contents of one file with another."""
         if self.clone:
             try:
-                fcntl.ioctl(other, FICLONE, one)
+                fcntl.ioctl(copy, FICLONE, original)
                 return True
             except OSError as error:
                 if error.errno in FULL:
@@ -206,12 +206,12 @@ class ContentCopier(Walker):
                 self.clone = False
         return False
 
-    def _transfer(self, one: int, other: int, start: int, end: int, sparse: bool) -> str:
+    def _transfer(self, original: int, copy: int, start: int, end: int, sparse: bool) -> str:
         """Copy a range and verify it; its digest, where one was made.
 
         Read back block by block, while it is near: faster than in a second go. From the device it takes that.
         """
-        ranges = data_ranges(one, start, end) if sparse else [(start, end)]
+        ranges = data_ranges(original, start, end) if sparse else [(start, end)]
         device, compare = self.verify == "device", self.verify == "read"
         native = self.native and self.hashes and not device and not self.options.bandwidth
         direct = native and self.direct and self.reported is not None
@@ -219,7 +219,7 @@ class ContentCopier(Walker):
             self.verify == "none"
             and not direct
             and not self.options.bandwidth
-            and self._by_kernel(one, other, ranges)
+            and self._by_kernel(original, copy, ranges)
         ):
             return ""
         if native:
@@ -227,7 +227,7 @@ class ContentCopier(Walker):
             step = STEP * max(1, self.direct // 2) if direct else STEP
             for begin, finish in ranges:
                 for place in range(begin, finish, step):
-                    self._step(one, other, place, min(place + step, finish), compare)
+                    self._step(original, copy, place, min(place + step, finish), compare)
             return ""
         digest, again, block, back = self.digest(), self.digest(), *self.buffers
         ranges = list(ranges) if device else ranges
@@ -238,30 +238,32 @@ class ContentCopier(Walker):
                 if want != len(block):
                     block, back = bytearray(want), bytearray(want)
                 self.bandwidth.take(want)
-                if fill(one, block, place) != want:
+                if fill(original, block, place) != want:
                     raise SourceChanged
                 if compare or device:
                     digest.update(block)
-                write(other, block, place)
+                write(copy, block, place)
                 if compare:
-                    if fill(other, back, place) != want:
+                    if fill(copy, back, place) != want:
                         raise CorruptCopy
                     again.update(back)
                 place += want
                 self._progress(want)
             block, back = self.buffers
         if device:
-            drop_cached(other, start, end - start)
-            again = self._digest_of(other, list(ranges))
+            drop_cached(copy, start, end - start)
+            again = self._digest_of(copy, list(ranges))
         if (compare or device) and again.digest() != digest.digest():
             raise CorruptCopy
         return digest.hexdigest() if compare or device else ""
 
-    def _step(self, one: int, other: int, start: int, end: int, compare: bool) -> None:
+    def _step(self, original: int, copy: int, start: int, end: int, compare: bool) -> None:
         """Copy a range by the compiled part."""
         assert self.native
-        way = "plain" if self.reported is None else "direct" if self.direct else "early"
-        same = self.native.transfer(one, other, start, end, compare=compare, way=way, threads=self.direct)
+        mode = "plain" if self.reported is None else "direct" if self.direct else "early"
+        same = self.native.transfer(
+            original, copy, start, end, compare=compare, mode=mode, threads=self.direct
+        )
         if same is None:
             raise SourceChanged
         if not same:
@@ -273,14 +275,14 @@ class ContentCopier(Walker):
         if self.reported is not None:
             self.reported += size
             self.report.counts.bytes_copied += size
-            self.let_others_run()
+            self.flush_if_due()
 
-    def _by_kernel(self, one: int, other: int, ranges: Any) -> bool:
+    def _by_kernel(self, original: int, copy: int, ranges: Any) -> bool:
         """Whether the kernel could copy, which a server may do by itself."""
         try:
             for begin, finish in ranges:
                 while begin < finish:
-                    copied = os.copy_file_range(one, other, finish - begin, begin, begin)
+                    copied = os.copy_file_range(original, copy, finish - begin, begin, begin)
                     if not copied:
                         raise SourceChanged
                     begin += copied
@@ -304,24 +306,24 @@ class ContentCopier(Walker):
 
     def _equal(self, source: int, name: str, target: int, goal: str) -> bool:
         """Whether two files of one size have the same contents."""
-        one = self.open_source(name, source)
+        original = self.open_source(name, source)
         try:
-            other = os.open(goal, READ, dir_fd=target)
+            copy = os.open(goal, READ, dir_fd=target)
             try:
-                return self.same_contents(one, other, 0, os.fstat(one).st_size)
+                return self.same_contents(original, copy, 0, os.fstat(original).st_size)
             finally:
-                os.close(other)
+                os.close(copy)
         finally:
-            os.close(one)
+            os.close(original)
 
-    def _begin_large(self, one: int, status: os.stat_result, name: str, target: int, path: str) -> None:
+    def _begin_large(self, original: int, status: os.stat_result, name: str, target: int, path: str) -> None:
         """Make ready what the parts of a large file are written into; or be done, if it can be cloned."""
         goal = self.goal(name)
         writing = tree.partial_name(goal)
         sparse = status.st_blocks * 512 < status.st_size
         try:
-            other = os.open(writing, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=target)
-            there = os.fstat(other)
+            copy = os.open(writing, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=target)
+            there = os.fstat(copy)
             # What an interrupted run wrote may lie where a file with holes has none.
             usable = (
                 stat.S_ISREG(there.st_mode)
@@ -331,25 +333,25 @@ class ContentCopier(Walker):
                 and not sparse
             )
             if not usable:
-                os.close(other)
+                os.close(copy)
                 raise FileNotFoundError
         except OSError:
-            other = create(writing, 0o600, target)
+            copy = create(writing, 0o600, target)
             try:
-                if not sparse and self._cloned(one, other) and same_file(status, os.fstat(one)):
-                    self.copier.apply(other, status, self._attributes(one))
+                if not sparse and self._cloned(original, copy) and same_file(status, os.fstat(original)):
+                    self.copier.apply(copy, status, self._attributes(original))
                     os.rename(writing, goal, src_dir_fd=target, dst_dir_fd=target)
                     self.report.counts.copied += 1
                     self.report.counts.bytes_copied += status.st_size
                     return
-                os.ftruncate(other, status.st_size)
+                os.ftruncate(copy, status.st_size)
                 if self.native and self.direct and not sparse:
-                    self.native.reserve(other, status.st_size)
-                there = os.fstat(other)
+                    self.native.reserve(copy, status.st_size)
+                there = os.fstat(copy)
             finally:
-                os.close(other)
+                os.close(copy)
         else:
-            os.close(other)
+            os.close(copy)
         identity = f"{identity_of(status)}:{there.st_ino}"
         self.report.large.append((join(path, name), identity, sparse))
 
@@ -364,18 +366,18 @@ class ContentCopier(Walker):
         with contextlib.ExitStack() as opened:
             source = opened.enter_context(tree.folder(self.source, above))
             target = opened.enter_context(tree.folder(self.destination, above))
-            one = self.open_source(name, source)
-            opened.callback(os.close, one)
-            status = os.fstat(one)
+            original = self.open_source(name, source)
+            opened.callback(os.close, original)
+            status = os.fstat(original)
             if identity.rpartition(":")[0] != identity_of(status):
                 raise SourceChanged
             writing = tree.partial_name(self.goal(name))
-            other = os.open(writing, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=target)
-            opened.callback(os.close, other)
+            copy = os.open(writing, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=target)
+            opened.callback(os.close, copy)
             # Not something else that somebody has put there meanwhile.
-            if str(os.fstat(other).st_ino) != identity.rpartition(":")[2]:
+            if str(os.fstat(copy).st_ino) != identity.rpartition(":")[2]:
                 raise SourceChanged
-            yield one, other, target, status
+            yield original, copy, target, status
 
     def do_part(self, path: str, identity: str, number: int, sparse: bool) -> None:
         """A part of a large file."""
@@ -383,12 +385,12 @@ class ContentCopier(Walker):
             self.reported = 0
             copied = 0
             try:
-                with self._large(path, identity) as (one, other, _, status):
+                with self._large(path, identity) as (original, copy, _, status):
                     self.operations.take(1)
                     start = number * PART
                     end = min(start + PART, status.st_size)
-                    digest = self._transfer(one, other, start, end, sparse)
-                    if not same_file(status, os.fstat(one)):
+                    digest = self._transfer(original, copy, start, end, sparse)
+                    if not same_file(status, os.fstat(original)):
                         raise SourceChanged
                     self.report.parts.append((path, number, digest))
                     copied = end - start
@@ -411,8 +413,8 @@ class ContentCopier(Walker):
         """Give a large file its attributes and its name, once all its parts are there."""
         goal = self.goal(path.rpartition("/")[2])
         try:
-            with self._large(path, identity) as (one, other, target, status):
-                self.copier.apply(other, status, self._attributes(one))
+            with self._large(path, identity) as (original, copy, target, status):
+                self.copier.apply(copy, status, self._attributes(original))
                 os.rename(tree.partial_name(goal), goal, src_dir_fd=target, dst_dir_fd=target)
                 self.report.counts.copied += 1
         except SourceChanged:

@@ -289,14 +289,18 @@ class _Run:
         if single and os.stat(os.path.join(source, single[0])).st_size >= PART:
             self.result.workers = worker_count(options, source, destination)
         with contextlib.ExitStack() as opened:
-            one = os.open(source, tree.FOLDER)
-            opened.callback(os.close, one)
-            other = os.open(destination, tree.FOLDER)
-            opened.callback(os.close, other)
-            if single or names or not self._find_changes(one, other, destination, replace, dry):
-                self._copy(source, destination, one, other, replace, dry, single)
+            source_folder = os.open(source, tree.FOLDER)
+            opened.callback(os.close, source_folder)
+            target_folder = os.open(destination, tree.FOLDER)
+            opened.callback(os.close, target_folder)
+            if (
+                single
+                or names
+                or not self._find_changes(source_folder, target_folder, destination, replace, dry)
+            ):
+                self._copy(source, destination, source_folder, target_folder, replace, dry, single)
             if options.durable and not dry:
-                tree.write_out(other)
+                tree.write_out(target_folder)
         self.result.warnings = sorted(self.result.warnings)
         self.result.seconds = time.monotonic() - self.begun
         if notify:
@@ -379,8 +383,8 @@ class _Run:
         self,
         source: str,
         destination: str,
-        one: int,
-        other: int,
+        source_folder: int,
+        target_folder: int,
         replace: bool,
         dry: bool,
         single: tuple[str, str] | None,
@@ -408,7 +412,7 @@ class _Run:
 
             def make(share: Callable[[], bool]) -> Copier:
                 return Copier(
-                    one, other, options, digest, share, paces,
+                    source_folder, target_folder, options, digest, share, paces,
                     replace=replace, dry=dry, seconds=seconds, leftovers=leftovers, rename=single,
                     direct=direct,
                 )  # fmt: skip
@@ -417,7 +421,7 @@ class _Run:
                 pool = WorkerPool(self.result.workers, make)
                 working.callback(pool.close)
                 if options.estimate and (dry or not first):
-                    self.total = Total(one)
+                    self.total = Total(source_folder)
                     working.callback(self.total.close)
                 with explained_errors(journal.folder) if journal else contextlib.nullcontext():
                     self._work(pool, single)
@@ -427,7 +431,7 @@ class _Run:
                 journal.close(finished=finished)
         if not single and not self.names and not dry:
             unit = 10**9 if seconds else 1
-            self._settle_top(AttributeCopier(options.attributes), one, other, unit)
+            self._settle_top(AttributeCopier(options.attributes), source_folder, target_folder, unit)
 
     def _open_journal(self, source: str, destination: str, first: str) -> Journal:
         """This run's record in the destination, or that of the same run before, which was interrupted.
@@ -468,12 +472,12 @@ class _Run:
             if len(self.queue.first) >= 1000:
                 self._drain(pool)
         self._drain(pool)
-        for first, *others in self.journal.links():
-            if others and first in self.lost:
-                for path in others:
+        for first, *aliases in self.journal.links():
+            if aliases and first in self.lost:
+                for path in aliases:
                     self._problem(Problem(path, "the file could not be copied under its other name"))
-            elif others:
-                self.queue.first.append(("link", first, others))
+            elif aliases:
+                self.queue.first.append(("link", first, aliases))
             if len(self.queue.first) >= 1000:
                 self._drain(pool)
         self._drain(pool)

@@ -84,16 +84,19 @@ def _copy(
     if len(new) < len(entries):
         return [found]
     try:
-        with tree.folder(source, found.path) as one, tree.folder(destination, found.path) as other:
-            if DEFAULT in attribute_names(other):
+        with (
+            tree.folder(source, found.path) as source_folder,
+            tree.folder(destination, found.path) as target_folder,
+        ):
+            if DEFAULT in attribute_names(target_folder):
                 return [found]
-            status = os.fstat(one)
+            status = os.fstat(source_folder)
             writing = "".join(f"{tree.partial_name(name)}\0" for _, name in new).encode()
-            if left := native.copy(one, other, new, writing, False, notify):
+            if left := native.copy(source_folder, target_folder, new, writing, False, notify):
                 return [Found(found.path, left)]
             # The top comes last: until then the record is in it.
             if found.path:
-                copier.settle(one, other, status)
+                copier.settle(source_folder, target_folder, status)
     except OSError:
         return [found]
     return []

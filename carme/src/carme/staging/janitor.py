@@ -245,7 +245,7 @@ def _emptied(folder: Path, here: int) -> str:
             result = copy(str(folder / "results"), about["to"])
         except (CarmeError, OSError, KeyError, TypeError) as error:
             why = error.message if isinstance(error, CarmeError) else f"{error}."
-            return say(
+            return write_log(
                 about,
                 f"The results could not be copied: {why} They stay on {socket.gethostname()}, which tries "
                 "again every few minutes.",
@@ -253,12 +253,14 @@ def _emptied(folder: Path, here: int) -> str:
         counts = result.counts
         if not result.ok:
             first = result.problems[0]
-            return say(
+            return write_log(
                 about,
                 f"{counts.problems} of the results could not be copied to {about['to']}; the first is "
                 f"{tree.shown(first.path)}: {first.reason}. They stay on {socket.gethostname()}.",
             )
-        say(about, f"Results: {counts.files} files ({size(counts.bytes_copied)}) copied to {about['to']}.")
+        write_log(
+            about, f"Results: {counts.files} files ({size(counts.bytes_copied)}) copied to {about['to']}."
+        )
     try:
         for name in os.listdir(here):
             tree.remove(here, name)
@@ -267,7 +269,7 @@ def _emptied(folder: Path, here: int) -> str:
     return ""
 
 
-def say(about: dict[str, str], text: str) -> str:
+def write_log(about: dict[str, str], text: str) -> str:
     """Write a line at the end of the job's log; the line."""
     with contextlib.suppress(OSError, KeyError):
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

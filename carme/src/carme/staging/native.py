@@ -27,7 +27,7 @@ INTERFACE = 7
 FILE_NAME = f"copying-{os.uname().machine}.so"
 
 _VERIFY = {"none": 0, "read": 1, "device": 2}
-_WAYS = {"plain": 0, "early": 1, "direct": 2}
+_TRANSFER_MODES = {"plain": 0, "early": 1, "direct": 2}
 _GROUPS = 1024
 #: The longest record of an entry, in bytes.
 _RECORD = 258
@@ -388,24 +388,24 @@ class Native:
 
     def transfer(
         self,
-        one: int,
-        other: int,
+        original: int,
+        copy: int,
         start: int,
         end: int,
         *,
         compare: bool,
-        way: Literal["plain", "early", "direct"],
+        mode: Literal["plain", "early", "direct"],
         threads: int = 1,
     ) -> bool | None:
         """Copy a range of a file.
 
         Args:
-            one: The file.
-            other: The copy.
+            original: The file.
+            copy: The copy.
             start: Where the range begins; in bytes.
             end: Where it ends.
             compare: Read back what was written, and compare.
-            way: `direct` goes past this host's memory to the device and back where the file system lets that
+            mode: `direct` goes past this host's memory to the device and back where the file system lets that
                 be; `early`, and `direct` where it cannot be, have the device begin to write it.
             threads: So many go past memory at once, 16 at most; the same with every call.
 
@@ -420,19 +420,19 @@ class Native:
             self._room = mmap.mmap(-1, self._loaded.carme_room(threads))
         place = addressof(c_char.from_buffer(self._room))
         outcome = self._loaded.carme_transfer(
-            one, other, start, end, compare, self._hashing(), _WAYS[way], threads, place
+            original, copy, start, end, compare, self._hashing(), _TRANSFER_MODES[mode], threads, place
         )
         if outcome > 0:
             raise _error(outcome)
         return {0: True, _CHANGED: None, _CORRUPT: False}[outcome]
 
-    def same(self, one: int, other: int, start: int, end: int) -> bool:
+    def same(self, original: int, copy: int, start: int, end: int) -> bool:
         """Whether a range of two files is the same.
 
         Raises:
             OSError: One of them cannot be read.
         """
-        outcome = self._loaded.carme_same(one, other, start, end)
+        outcome = self._loaded.carme_same(original, copy, start, end)
         if outcome < 0:
             raise _error(-outcome)
         return bool(outcome)

@@ -190,13 +190,13 @@ def _verified(
 @contextlib.contextmanager
 def _mounted(image: str) -> Iterator[str | None]:
     """The image's contents, as root by the kernel, else by squashfuse; None if it cannot be mounted."""
-    ways = []
+    commands = []
     if os.geteuid() == 0:
-        ways.append((["mount", "-t", "squashfs", "-o", "loop,ro,nosuid,nodev"], ["umount"]))
+        commands.append((["mount", "-t", "squashfs", "-o", "loop,ro,nosuid,nodev"], ["umount"]))
     if shutil.which("squashfuse"):
-        ways.append((["squashfuse"], ["fusermount", "-u"]))
+        commands.append((["squashfuse"], ["fusermount", "-u"]))
     with tempfile.TemporaryDirectory(prefix="carme-pack-") as place:
-        for mount, unmount in ways:
+        for mount, unmount in commands:
             if subprocess.run([*mount, image, place], capture_output=True).returncode == 0:
                 try:
                     yield place

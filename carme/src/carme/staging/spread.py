@@ -206,22 +206,22 @@ def work(folder: str, name: str = "") -> Result:
     total = Result(hosts=[host])
     begun = time.monotonic()
     reported = 0.0
-    mine = where / "workers" / f"{name or host}-{os.getpid()}.json"
+    counts_file = where / "workers" / f"{name or host}-{os.getpid()}.json"
 
-    def say(now: Counts | None = None) -> None:
+    def write_counts(now: Counts | None = None) -> None:
         counts = Counts(**vars(total.counts))
         if now:
             counts.add(now)
-        _write(mine, {"host": host, "counts": vars(counts)})
+        _write(counts_file, {"host": host, "counts": vars(counts)})
 
     def report(what: Problem | Progress | tuple[str, str]) -> None:
         nonlocal reported
         if isinstance(what, Progress) and time.monotonic() - reported > REPORT_SECONDS:
             reported = time.monotonic()
-            say(what.counts)
+            write_counts(what.counts)
 
     with _explained_errors(where):
-        say()
+        write_counts()
         if plan.get("dsync"):
             _dsync(source, destination)
         for number, unit in _numbered(where):
@@ -236,8 +236,8 @@ def work(folder: str, name: str = "") -> Result:
             _write(where / "done" / str(number), {"host": host})
             if time.monotonic() - reported > REPORT_SECONDS:
                 reported = time.monotonic()
-                say()
-        say()
+                write_counts()
+        write_counts()
     total.seconds = time.monotonic() - begun
     return total
 
@@ -263,9 +263,9 @@ def _copy_unit(
     source: str, destination: str, unit: Unit, options: Options, notify: Callable[[Any], None] | None
 ) -> Result:
     """Copy a unit; what is in its way is left to the copy of the whole, which reports it."""
-    one = os.path.join(source, unit.path) if unit.path else source
-    other = os.path.join(destination, unit.path) if unit.path else destination
-    into = other if unit.names is not None else os.path.dirname(other)
+    unit_source = os.path.join(source, unit.path) if unit.path else source
+    unit_target = os.path.join(destination, unit.path) if unit.path else destination
+    into = unit_target if unit.names is not None else os.path.dirname(unit_target)
     try:
         os.makedirs(into, 0o700, exist_ok=True)
     except OSError:
@@ -274,8 +274,8 @@ def _copy_unit(
         return Result()  # A symlink is in the way.
     try:
         if unit.names is None:
-            return copy(one, other, options, notify=notify)
-        return copy_names(one, other, unit.names, options, notify=notify)
+            return copy(unit_source, unit_target, options, notify=notify)
+        return copy_names(unit_source, unit_target, unit.names, options, notify=notify)
     except (NotFound, InvalidRequest):
         return Result()
 

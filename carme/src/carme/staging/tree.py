@@ -81,7 +81,7 @@ def remove(parent: int, name: str) -> int:
         return 1
     # By descriptors and without recursion: as deep as the file system lets it be.
     removed = 0
-    ways: list[tuple[int, str]] = []
+    above: list[tuple[int, str]] = []
     here = os.open(name, FOLDER, dir_fd=parent)
     try:
         while True:
@@ -94,25 +94,25 @@ def remove(parent: int, name: str) -> int:
                     os.unlink(entry.name, dir_fd=here)
                     removed += 1
             if deeper is not None:
-                if len(ways) < _HELD:
-                    ways.append((here, deeper))
+                if len(above) < _HELD:
+                    above.append((here, deeper))
                     here = os.open(deeper, FOLDER, dir_fd=here)
                 else:
                     # Too deep to hold a descriptor for each level: lift the rest up to the top.
                     os.rename(
-                        deeper, f"{PARTIAL}{os.getpid()}-{removed}", src_dir_fd=here, dst_dir_fd=ways[0][0]
+                        deeper, f"{PARTIAL}{os.getpid()}-{removed}", src_dir_fd=here, dst_dir_fd=above[0][0]
                     )
                 continue
             os.close(here)
-            if not ways:
+            if not above:
                 break
-            here, emptied = ways.pop()
+            here, emptied = above.pop()
             os.rmdir(emptied, dir_fd=here)
             removed += 1
         here = -1
         os.rmdir(name, dir_fd=parent)
     finally:
-        for descriptor in [here, *(each for each, _ in ways)]:
+        for descriptor in [here, *(each for each, _ in above)]:
             if descriptor >= 0:
                 os.close(descriptor)
     return removed + 1
@@ -176,10 +176,10 @@ def check(source: str, destination: str) -> tuple[str, str]:
 
 def _within(path: str, top: str) -> bool:
     """Whether `path` is `top` or below it, under whatever name."""
-    it = os.stat(top) if os.path.isdir(top) else None
-    while it is not None:
+    wanted = os.stat(top) if os.path.isdir(top) else None
+    while wanted is not None:
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path), it):
+            if os.path.samestat(os.stat(path), wanted):
                 return True
         if path == "/":
             return False

@@ -96,7 +96,7 @@ class Walker:
         self.report = Report()
         #: Reports what is done, at once or if that was not done for a while.
         self.flush: Callable[[], None] = lambda: None
-        self.let_others_run: Callable[[], None] = lambda: None
+        self.flush_if_due: Callable[[], None] = lambda: None
         self.buffers = bytearray(BLOCK), bytearray(BLOCK)
         self.native: Native | None = None
         # Reading should not count as an access; only owners may ask for that.
@@ -121,17 +121,17 @@ class Walker:
         with os.scandir(folder) as found:
             yield lambda most: [(kind(entry), entry.name) for entry in itertools.islice(found, most)]
 
-    def same_contents(self, one: int, other: int, start: int, end: int) -> bool:
+    def same_contents(self, original: int, copy: int, start: int, end: int) -> bool:
         """Whether a range of two open files is the same."""
         if self.native and not self.options.bandwidth:
-            return self.native.same(one, other, start, end)
-        mine, yours = self.buffers
+            return self.native.same(original, copy, start, end)
+        first, second = self.buffers
         while start < end:
             want = min(BLOCK, end - start)
-            if want != len(mine):
-                mine, yours = bytearray(want), bytearray(want)
+            if want != len(first):
+                first, second = bytearray(want), bytearray(want)
             self.bandwidth.take(want)
-            if fill(one, mine, start) != want or fill(other, yours, start) != want or mine != yours:
+            if fill(original, first, start) != want or fill(copy, second, start) != want or first != second:
                 return False
             start += want
         return True

@@ -337,7 +337,7 @@ class Copier(ContentCopier):
         def report(files: int, size: int) -> None:
             self.report.counts.copied += files
             self.report.counts.bytes_copied += size
-            self.let_others_run()
+            self.flush_if_due()
 
         return native.copy(source, target, batch, writing, writing is None and self.plain_owner, report)
 
@@ -434,18 +434,18 @@ class Copier(ContentCopier):
     def _update(self, source: int, name: str, target: int, goal: str, where: str) -> None:
         """A file whose contents are the same: set what else is not."""
         counts = self.report.counts
-        one = self.open_source(name, source)
+        original = self.open_source(name, source)
         try:
             # Reading is enough to set all of it, and one may not be allowed to write to it.
-            other = os.open(goal, READ, dir_fd=target)
+            copy = os.open(goal, READ, dir_fd=target)
             try:
-                status, now = os.fstat(one), os.fstat(other)
-                attributes = self._attributes(one)
+                status, now = os.fstat(original), os.fstat(copy)
+                attributes = self._attributes(original)
                 same = (
                     status.st_mode == now.st_mode
                     and self.copier.owner(status) == (now.st_uid, now.st_gid)
                     and status.st_mtime_ns // self.unit == now.st_mtime_ns // self.unit
-                    and (not self.options.attributes or attributes == extended(other))
+                    and (not self.options.attributes or attributes == extended(copy))
                 )
                 if same:
                     counts.unchanged += 1
@@ -455,11 +455,11 @@ class Copier(ContentCopier):
                 if self.dry:
                     self.report.actions.append(("update", where))
                 else:
-                    self.copier.apply(other, status, attributes, now=now)
+                    self.copier.apply(copy, status, attributes, now=now)
             finally:
-                os.close(other)
+                os.close(copy)
         finally:
-            os.close(one)
+            os.close(original)
 
     def _copy_node(self, source: int, name: str, target: int, path: str, own: os.stat_result | None) -> bool:
         """A symlink, FIFO, socket or device; whether it is new or replaced."""
@@ -504,22 +504,22 @@ class Copier(ContentCopier):
             times = (status.st_atime_ns, status.st_mtime_ns)
             os.utime(name, ns=times, dir_fd=target, follow_symlinks=False)
 
-    def do_link(self, first: str, others: list[str]) -> None:
+    def do_link(self, first: str, aliases: list[str]) -> None:
         """Give a copied file its other names."""
         above, _, name = first.rpartition("/")
-        for path in others:
+        for path in aliases:
             below, _, goal = path.rpartition("/")
             try:
                 with (
-                    tree.folder(self.destination, above) as one,
+                    tree.folder(self.destination, above) as folder,
                     tree.folder(self.destination, below) as target,
                 ):
-                    self._link(one, name, target, goal, path)
+                    self._link(folder, name, target, goal, path)
             except OSError as error:
                 self.problem(path, error)
 
-    def _link(self, one: int, name: str, target: int, goal: str, path: str) -> None:
-        status = os.stat(name, dir_fd=one, follow_symlinks=False)
+    def _link(self, folder: int, name: str, target: int, goal: str, path: str) -> None:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         try:
             own = os.stat(goal, dir_fd=target, follow_symlinks=False)
         except FileNotFoundError:
@@ -534,6 +534,6 @@ class Copier(ContentCopier):
         writing = tree.partial_name(goal)
         with contextlib.suppress(FileNotFoundError):
             tree.remove(target, writing)
-        os.link(name, writing, src_dir_fd=one, dst_dir_fd=target, follow_symlinks=False)
+        os.link(name, writing, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
         os.rename(writing, goal, src_dir_fd=target, dst_dir_fd=target)
         self.report.counts.copied += 1

@@ -45,9 +45,9 @@ class WorkerPool:
         self._processes: list[Any] = []
         for _each in range(count):
             ours, theirs = CONTEXT.Pipe()
-            others = [*self._connections, ours]
+            inherited = [*self._connections, ours]
             process = CONTEXT.Process(
-                target=_work, args=(theirs, others, make, self._wanted, os.getpid()), daemon=True
+                target=_work, args=(theirs, inherited, make, self._wanted, os.getpid()), daemon=True
             )
             process.start()
             theirs.close()
@@ -175,14 +175,14 @@ def end_with(parent: int) -> None:
 
 def _work(
     connection: Connection,
-    others: list[Connection],
+    inherited: list[Connection],
     make: Callable[[Callable[[], bool]], Callable[[Task], None]],
     wanted: Callable[[], bool],
     parent: int,
 ) -> None:
     end_with(parent)
-    for other in others:
-        other.close()
+    for end in inherited:
+        end.close()
     os.umask(0)
     # Millions of statuses come and go, none of them in a cycle: to look for cycles takes time.
     gc.freeze()
@@ -198,11 +198,11 @@ def _work(
         connection.send(report)
         reported = time.monotonic()
 
-    def let_others_run() -> None:
+    def flush_if_due() -> None:
         if time.monotonic() - reported > REPORT_SECONDS:
             flush()
 
-    worker.flush, worker.let_others_run = flush, let_others_run
+    worker.flush, worker.flush_if_due = flush, flush_if_due
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             for task in connection.recv():
@@ -216,5 +216,5 @@ def _work(
 
                     worker.report.stop = f"there is a defect in the program\n{traceback.format_exc()}"
                     break
-                let_others_run()
+                flush_if_due()
             flush(done=True)

@@ -17,13 +17,13 @@ from carme.translation.messages import Message
 __all__ = ["Sentence", "WithMessages"]
 
 
-def _as_it_is(value: Any, check: Callable[[Any], str]) -> str:
+def _keep_message(value: Any, check: Callable[[Any], str]) -> str:
     checked = check(value)  # its length, for one
     return value if isinstance(value, Message) else checked
 
 
 #: A field that keeps the template and the values of a message; any other text is right as well.
-Sentence = Annotated[str, WrapValidator(_as_it_is)]
+Sentence = Annotated[str, WrapValidator(_keep_message)]
 
 
 class WithMessages(BaseModel):

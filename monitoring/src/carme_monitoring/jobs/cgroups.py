@@ -117,11 +117,11 @@ class Cgroups:
             jobs = [job for job in self._jobs() if job.job_id in owned or not self._is_left_over(job)]
             self._places = {job.job_id: next(iter(job.by_controller.values())) for job in jobs}
             found = [
-                self._version_two(
+                self._version_2(
                     job, None if job.job_id in owned else self._owner(job.by_controller[""], known)
                 )
                 if "" in job.by_controller
-                else self._version_one(job, devices=job.job_id not in owned)
+                else self._version_1(job, devices=job.job_id not in owned)
                 for job in jobs
             ]
             self._kills = {job.job_id: self._kills.get(job.job_id, {}) for job in jobs}
@@ -187,10 +187,10 @@ class Cgroups:
             for slurm in self._folders.names(f"{self._root}/{controller}") if controller in mounted else ():
                 if slurm.startswith("slurm"):
                     used = [
-                        other
-                        for other in _V1
+                        name
+                        for name in _V1
                         # Slurm makes groups of those alone that it is configured for.
-                        if other in mounted and os.path.exists(f"{self._root}/{other}/{slurm}")  # noqa: PTH110
+                        if name in mounted and os.path.exists(f"{self._root}/{name}/{slurm}")  # noqa: PTH110
                     ]
                     self._add(jobs, f"{controller}/{slurm}", used)
             if jobs:
@@ -276,13 +276,13 @@ class Cgroups:
 
     # -- reading them
 
-    def _version_two(self, job: _Folders, uid: int | None) -> Usage:
+    def _version_2(self, job: _Folders, uid: int | None) -> Usage:
         states = self._files.text
         folder = job.by_controller[""]
         cpu = _table(states(f"{folder}/cpu.stat"))
         read, written = self._io(f"{folder}/io.stat")
         steps = {
-            found[1]: self._step_of_version_two(f"{folder}/{step}")
+            found[1]: self._step_of_version_2(f"{folder}/{step}")
             for step in self._folders.names(folder)
             if (found := _STEP.match(step))
         }
@@ -305,7 +305,7 @@ class Cgroups:
             steps=steps,
         )
 
-    def _step_of_version_two(self, step: str) -> StepUsage:
+    def _step_of_version_2(self, step: str) -> StepUsage:
         shows = self._files.text
         read, written = self._io(f"{step}/io.stat")
         # Slurm enables no controller that counts them; lists there are without any.
@@ -331,7 +331,7 @@ class Cgroups:
         text = self._files.text(path)
         return (0, 0) if not text and self._files.lines(path) is not None else _io(text)
 
-    def _version_one(self, job: _Folders, *, devices: bool) -> Usage:
+    def _version_1(self, job: _Folders, *, devices: bool) -> Usage:
         states = self._files.text
         memory = job.by_controller.get("memory", "")
         cpu = job.by_controller.get("cpuacct", "")

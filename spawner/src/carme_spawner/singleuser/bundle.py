@@ -22,10 +22,10 @@ def use(file: Path = FILE) -> bool:
     """Take modules from the bundle from now on; False where there is none that fits what is installed."""
     try:
         with file.open("rb") as stream:
-            made_for, modules = marshal.load(stream)
+            built_for, modules = marshal.load(stream)
     except (OSError, ValueError, EOFError, TypeError):
         return False
-    if made_for != installed():
+    if built_for != installed():
         return False
     sys.meta_path.insert(0, _Bundled(modules))  # pyright: ignore[reportArgumentType]
     return True

@@ -30,7 +30,7 @@ class Connections:
     def __init__(self, auth: Any) -> None:
         self._auth = auth
         self._open: WeakSet[WebSocketHandler] = WeakSet()
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._watch()
 
     def _watch(self) -> None:
@@ -52,7 +52,7 @@ class Connections:
 
     async def close_those_signed_out(self) -> None:
         """Ask the hub about every login with which a WebSocket is open; close those that count no more."""
-        async with self._one:
+        async with self._lock:
             # Answers from before somebody signed out say nothing now, for other requests neither.
             cache = self._auth.cache
             self._auth.cache = type(cache)(cache.max_age)

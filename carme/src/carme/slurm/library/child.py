@@ -14,7 +14,7 @@ from carme.slurm.library import worker
 from carme.slurm.programs import TIMEOUT
 from carme.slurm.refusals import refusal
 
-QUESTIONS_OF_ONE = 20_000  # then another child takes over, should the library lose memory
+QUESTIONS_PER_CHILD = 20_000  # then another child takes over, should the library lose memory
 LAST_WORDS = 2000  # bytes
 OWN_END = 2.0  # seconds for a child that fails to say why
 
@@ -74,7 +74,7 @@ class Library:
                 await self._end()
                 raise
             # Where Slurm did not answer, another child reads slurm.conf anew: it may name another controller.
-            if "refused" in message or self._question_count >= QUESTIONS_OF_ONE:
+            if "refused" in message or self._question_count >= QUESTIONS_PER_CHILD:
                 await self._end()
         if "refused" in message:
             raise refusal("pyslurm", message["refused"])

@@ -65,7 +65,7 @@ def _long(job: Record) -> dict[str, str]:
         "NumNodes": str(job["num_nodes"]),
         "NumTasks": str(job["num_tasks"]),
         "tres-alloc": job["tres_alloc_str"] or job["tres_req_str"] or "",
-        **{f"tres-per-{way}": job[f"tres_per_{way}"] or "" for way in ("job", "node", "socket", "task")},
+        **{f"tres-per-{unit}": job[f"tres_per_{unit}"] or "" for unit in ("job", "node", "socket", "task")},
     }
 
 

@@ -74,7 +74,7 @@ def _long(job: Record) -> dict[str, str]:
         "NumNodes": str(number(job["node_count"]) or 0),
         "NumTasks": str(number(job["tasks"]) or 0),
         "tres-alloc": job["tres_alloc_str"] or job["tres_req_str"],
-        **{f"tres-per-{way}": job[f"tres_per_{way}"] for way in ("job", "node", "socket", "task")},
+        **{f"tres-per-{unit}": job[f"tres_per_{unit}"] for unit in ("job", "node", "socket", "task")},
     }
 
 

@@ -281,7 +281,7 @@ def _complaint(errors: Any) -> str:
 def _token(file: Path) -> str:
     """The token in a file that nobody else may read."""
     try:
-        open_to_others = file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        readable_by_others = file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
         token = file.read_text().strip().removeprefix("SLURM_JWT=")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else _("it is not text")
@@ -290,8 +290,8 @@ def _token(file: Path) -> str:
             _("Write there what 'scontrol token username=slurm' prints, for root alone."),
             code="slurm-token",
         ) from None
-    if open_to_others or not token or not token.isascii() or len(token.split()) != 1:
-        reason = _("other users may read it") if open_to_others else _("it holds no token")
+    if readable_by_others or not token or not token.isascii() or len(token.split()) != 1:
+        reason = _("other users may read it") if readable_by_others else _("it holds no token")
         raise SlurmError(
             _("The token for slurmrestd in {file} is not used: {reason}.", file=file, reason=reason),
             _("Write there what 'scontrol token username=slurm' prints, for root alone."),

@@ -109,12 +109,12 @@ def workdir_of_the_victim(fixture: Fixture) -> Outcome:
     link = f"{fixture.attacker.account.home}/carme-way-in"
     fixture.attacker_head.ask("link", target=fixture.victim.account.home, path=link)
     try:
-        return job_says(fixture, fixture.attacker, workdir=link, command=["ls", ".local/share/carme"])
+        return job_prints(fixture, fixture.attacker, workdir=link, command=["ls", ".local/share/carme"])
     finally:
         fixture.attacker_head.ask("remove", path=link)
 
 
-def job_says(fixture: Fixture, player: Player, **changes: Any) -> Outcome:
+def job_prints(fixture: Fixture, player: Player, **changes: Any) -> Outcome:
     """Whether a job ends well and prints something."""
     client = BrokerClient(fixture.settings.broker.socket)
     job_id = client.submit(small_job(**changes), user=player.name)
@@ -130,5 +130,5 @@ add(
     "workdir by link",
     "runs a job in a working directory that is a link to the victim's home",
     workdir_of_the_victim,
-    lambda s: job_says(s, s.victim, workdir=s.victim.account.home, command=["ls", ".local/share/carme"]),
+    lambda s: job_prints(s, s.victim, workdir=s.victim.account.home, command=["ls", ".local/share/carme"]),
 )

@@ -16,7 +16,7 @@ def evil(player: Player) -> str:
     return f"{player.base.rstrip('/')}{EVIL}"
 
 
-def attacker_sees_it(fixture: Fixture) -> Outcome:
+def attacker_gets_page(fixture: Fixture) -> Outcome:
     """The attacker's own browser gets the page, so the page is really there."""
     path = evil(fixture.attacker)
     return by_door(fixture, path, headers=as_browser(fixture.attacker, path), text=EVIL_TEXT)
@@ -32,21 +32,21 @@ add(
         headers=as_browser(s.victim, evil(s.attacker)) | {"Sec-Fetch-Mode": "navigate"},
         text=EVIL_TEXT,
     ),
-    attacker_sees_it,
+    attacker_gets_page,
 )
 add(
     AREA,
     "page by another spelling",
     "leads it there by addresses that look like the victim's own",
     lambda s: confusing(s, s.victim, s.attacker, rest_of(s.attacker, EVIL.lstrip("/")), EVIL_TEXT),
-    attacker_sees_it,
+    attacker_gets_page,
 )
 add(
     AREA,
     "page to nobody",
     "leads a browser there in which nobody is signed in",
     lambda s: by_door(s, evil(s.attacker), headers={"Sec-Fetch-Mode": "navigate"}, text=EVIL_TEXT),
-    attacker_sees_it,
+    attacker_gets_page,
 )
 add(
     AREA,
