@@ -37,11 +37,11 @@ class CopyingHook(BuildHookInterface[Any]):
 
     def _built(self, build: Callable[[str, Path], bool], what: str) -> Path | None:
         """What was built, else what the source brought along, if it did."""
-        brought = Path(self.root) / what
-        built = Path(self.directory) / brought.name
+        shipped = Path(self.root) / what
+        built = Path(self.directory) / shipped.name
         try:
             if build(what, built):
                 return built
         except (subprocess.CalledProcessError, OSError) as error:
-            print(f"carme: {brought.name} is not compiled: {error}", file=sys.stderr)
-        return brought if brought.exists() else None
+            print(f"carme: {shipped.name} is not compiled: {error}", file=sys.stderr)
+        return shipped if shipped.exists() else None

@@ -90,12 +90,12 @@ def stale_rules(listing: str, subnet: str, network: str) -> list[list[str]]:
         network: what the network's name in podman begins with.
     """
     base = re.escape(subnet.rpartition(".")[0])
-    ours = re.compile(
+    pattern = re.compile(
         rf"(?:\s-[sd] {base}\.[0-9]+|--to-destination {base}\.[0-9]+"
         rf"|name: {re.escape(network)}(?:-[0-9a-f]+)? id: )"
     )
     rules = [line for line in listing.splitlines() if line.startswith("-A ")]
-    doomed = [line for line in rules if ours.search(line)]
+    doomed = [line for line in rules if pattern.search(line)]
     # The chains that netavark made for this network alone carry its hash.
     chains = set()
     for line in doomed:
@@ -160,7 +160,7 @@ def remove_tree(folder: Path) -> None:
 def end_processes_in(folder: Path) -> None:
     """End processes that an earlier demo left working in a folder, such as an orphaned mmdebstrap."""
     for _ in range(20):
-        found = [pid for pid in _pids() if _works_in(pid, folder)]
+        found = [pid for pid in _pids() if _has_working_directory(pid, folder)]
         if not found:
             return
         for pid in found:
@@ -174,7 +174,7 @@ def _pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if int(entry.name) != own]
 
 
-def _works_in(pid: int, folder: Path) -> bool:
+def _has_working_directory(pid: int, folder: Path) -> bool:
     if not process_exists(pid):
         return False
     with contextlib.suppress(OSError):

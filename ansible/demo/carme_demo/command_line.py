@@ -206,7 +206,7 @@ class Demo:
             failed = self.run_main_job(chosen)
             if failed:
                 return failed
-        self._welcome(chosen)
+        self._print_welcome(chosen)
         return 0
 
     def hosts(self, options: argparse.Namespace) -> int:
@@ -391,7 +391,7 @@ class Demo:
                 f"The nodes are {names}; start them with: sudo ./demo up --no-run",
             )
 
-    def _welcome(self, chosen: Settings) -> None:
+    def _print_welcome(self, chosen: Settings) -> None:
         words = settings.passwords(self.places)
         print(f"\nReady after {self.stages.total():.0f} s: {chosen.url}\n")
         for user in settings.USERS:

@@ -229,10 +229,10 @@ class Nodes:
 
     def _seed_archives(self, node: Node) -> None:
         """Give a new node the packages that others have fetched. Each keeps its own folder: apt locks it."""
-        mine = self._archives(node.name)
-        mine.mkdir(parents=True, exist_ok=True)
+        archives = self._archives(node.name)
+        archives.mkdir(parents=True, exist_ok=True)
         for package in (self.places.cache / "apt").glob("*/*.deb"):
-            target = mine / package.name
+            target = archives / package.name
             if not target.exists():
                 os.link(package, target)
 

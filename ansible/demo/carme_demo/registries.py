@@ -290,8 +290,8 @@ def missing_programs(programs: Mapping[str, str]) -> list[str]:
     Args:
         programs: program (name or absolute path) and the package that brings it.
     """
-    return [package for program, package in programs.items() if not _there(program)]
+    return [package for program, package in programs.items() if not _is_installed(program)]
 
 
-def _there(program: str) -> bool:
+def _is_installed(program: str) -> bool:
     return Path(program).exists() if program.startswith("/") else shutil.which(program) is not None

@@ -183,11 +183,11 @@ def load(places: Places) -> Settings | None:
     except (ValueError, TypeError, AttributeError):
         raise DemoError(
             f"{places.settings} cannot be read as the demo's settings.",
-            f"Delete it and run ./demo again with the options you want{_named(places)}.",
+            f"Delete it and run ./demo again with the options you want{_name_option(places)}.",
         ) from None
 
 
-def _named(places: Places) -> str:
+def _name_option(places: Places) -> str:
     return "" if places.name == DEFAULT_NAME else f" and --name {places.name}"
 
 

@@ -131,10 +131,10 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether the address has a connection left."""
         with self._lock:
-            who = str(client_address[0])
-            if self._open[who] >= CONNECTIONS or self._open.total() >= CONNECTIONS_OF_ALL:
+            host = str(client_address[0])
+            if self._open[host] >= CONNECTIONS or self._open.total() >= CONNECTIONS_OF_ALL:
                 return False
-            self._open[who] += 1
+            self._open[host] += 1
             return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:

@@ -78,7 +78,7 @@ def hub_config(settings: Settings) -> Config:
     _set_proxy(c, settings)
     _set_sessions(c, settings)
     _set_login(c, settings)
-    _let_portal_in(c, settings)
+    _allow_portal(c, settings)
     return c
 
 
@@ -153,7 +153,7 @@ def _set_login(c: Config, settings: Settings) -> None:
     c.GenericOAuthenticator.allow_all = True
 
 
-def _let_portal_in(c: Config, settings: Settings) -> None:
+def _allow_portal(c: Config, settings: Settings) -> None:
     """The portal starts and stops sessions for their owners."""
     # The token comes from a generator and needs no slow hash, which would delay every request of the portal.
     c.JupyterHub.trust_user_provided_tokens = True

@@ -54,7 +54,7 @@ class OrphanCleanup:
     async def round(self) -> None:
         """Look at every session. Strays are ended beside it, which takes as long as Slurm is away."""
         self._ending = {job_id: task for job_id, task in self._ending.items() if not task.done()}
-        for session in self._lasting_strays():
+        for session in self._confirmed_strays():
             if session.job_id not in self._ending:
                 self._ending[session.job_id] = asyncio.create_task(self._end(session))
         await asyncio.gather(*(self._find_server(spawner) for spawner in self.silent()))
@@ -95,7 +95,7 @@ class OrphanCleanup:
         first: datetime | None = self._users.db.query(func.min(orm.User.created)).scalar()
         return first and first.replace(microsecond=0, tzinfo=UTC)
 
-    def _lasting_strays(self) -> list[Session]:
+    def _confirmed_strays(self) -> list[Session]:
         now, found = monotonic(), self.strays()
         self._strays = {each.job_id: self._strays.get(each.job_id, now) for each in found}
         return [each for each in found if now - self._strays[each.job_id] >= STRAY]

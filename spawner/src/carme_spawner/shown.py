@@ -9,7 +9,7 @@ from carme.jobs import without_log
 from carme.sessions import STATES, Session, SessionState
 from carme.translation.markup import with_message
 
-__all__ = ["refusal", "situation"]
+__all__ = ["progress_event", "refusal"]
 
 #: How far each state is on JupyterHub's bar, in percent.
 PROGRESS = {
@@ -22,7 +22,7 @@ PROGRESS = {
 STATUS = {InvalidRequest: 400, Denied: 403, NotFound: 404, BrokerUnavailable: 503}
 
 
-def situation(session: Session | None) -> dict[str, Any]:
+def progress_event(session: Session | None) -> dict[str, Any]:
     """Where a start stands, in the broker's words: one event of a spawner's `progress`."""
     if session is None:
         return {"progress": PROGRESS[SessionState.REQUESTED], "message": STATES[SessionState.REQUESTED]}

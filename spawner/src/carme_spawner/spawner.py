@@ -30,7 +30,7 @@ from carme_spawner.idle import IdleWatch
 from carme_spawner.names import server_name
 from carme_spawner.notes import mark, moment
 from carme_spawner.reports import Activity
-from carme_spawner.shown import refusal, situation
+from carme_spawner.shown import progress_event, refusal
 from carme_spawner.watcher import JobWatcher, has_ended, job_name, serves
 
 # Importing batchspawner installs an API with which a server's own token sets any attribute of its spawner,
@@ -453,7 +453,7 @@ class CarmeSpawner(SlurmSpawner):
         last = None
         while True:
             changed = self.changes if self.job_id else asyncio.Event()
-            step = situation(self.known_session())
+            step = progress_event(self.known_session())
             if step != last:
                 yield step
                 last = step

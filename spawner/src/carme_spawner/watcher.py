@@ -191,8 +191,8 @@ class JobWatcher:
                 # A job that is missing here ended long ago: `look_up` finds it in accounting.
                 self._jobs, self._sessions = {}, {}
                 changed |= self._held.keys()
-            self._take(self._jobs, {job.id: job for job in batch.jobs})
-            self._take(self._sessions, {session.job_id: session for session in batch.sessions})
+            self._store(self._jobs, {job.id: job for job in batch.jobs})
+            self._store(self._sessions, {session.job_id: session for session in batch.sessions})
             self._answered.set()
             for job_id in changed:
                 try:
@@ -201,7 +201,7 @@ class JobWatcher:
                     # An error with one session must not keep the others from being notified.
                     self.log.exception("The changes of job %s could not be applied.", job_id)
 
-    def _take(self, known: dict[int, T], changed: dict[int, T]) -> None:
+    def _store(self, known: dict[int, T], changed: dict[int, T]) -> None:
         """Store what has changed; what is over only if somebody holds it."""
         for job_id, entry in changed.items():
             if entry.is_over and job_id not in self._held:

@@ -222,7 +222,7 @@ class Site:
         self.slurm.jobs = jobs
         # One that is under way may have read half of the queue before: squeue is queried twice.
         wanted = watch._polls + 1
-        watch.hurry()
+        watch.poll_soon()
         async with asyncio.timeout(HANG), watch._polled:
             await watch._polled.wait_for(lambda: watch._finished >= wanted and watch._failure is None)
 

@@ -358,8 +358,8 @@ def test_a_head_without_systemd_names_all_services(
 
 def test_what_runs_on_a_head() -> None:
     names = list(promotion.SERVICES)[:2]
-    assert main._about_units(dict.fromkeys(names, "active")) == " and ".join(names)
-    assert main._about_units(dict.fromkeys(names, "inactive")) == "nothing"
+    assert main._describe_units(dict.fromkeys(names, "active")) == " and ".join(names)
+    assert main._describe_units(dict.fromkeys(names, "inactive")) == "nothing"
 
 
 def test_files_of_sqlite_cannot_be_shared(tmp_path: Path) -> None:

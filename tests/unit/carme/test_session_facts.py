@@ -17,7 +17,7 @@ from carme.sessions import (
     Step,
     may_follow,
 )
-from carme.sessions.facts import Facts, noted, seen, session_name, session_of, state_of, timeline
+from carme.sessions.facts import Facts, after_note, after_poll, session_name, session_of, state_of, timeline
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, 400_000, UTC)
 SERVERS = [None, *ServerStatus]
@@ -143,22 +143,22 @@ def test_slurms_whole_seconds_are_refined_but_never_contradicted() -> None:
     waiting = Facts(job=job(JobState.PENDING), submitted_seen=NOW)
     assert timeline(waiting) == (Mark(step=Step.SUBMITTED, at=NOW),)
 
-    running = seen(waiting, job(started=second + timedelta(seconds=1)), NOW + timedelta(seconds=1))
+    running = after_poll(waiting, job(started=second + timedelta(seconds=1)), NOW + timedelta(seconds=1))
     assert running.allocated_seen == NOW + timedelta(seconds=1)
     assert timeline(running)[1].at == NOW + timedelta(seconds=1)
     # Seen long after: it began within the second that Slurm names.
-    late = seen(waiting, job(started=second + timedelta(seconds=1)), NOW + timedelta(seconds=30))
+    late = after_poll(waiting, job(started=second + timedelta(seconds=1)), NOW + timedelta(seconds=30))
     assert timeline(late)[1].at == second + timedelta(seconds=2)
     # Slurm's second begins before the submission was seen: allocated is never before submitted.
-    same = seen(waiting, job(started=second), NOW + timedelta(milliseconds=300))
+    same = after_poll(waiting, job(started=second), NOW + timedelta(milliseconds=300))
     assert timeline(same)[1].at == NOW + timedelta(milliseconds=300)
-    early = seen(waiting, job(started=second - timedelta(seconds=5)), NOW - timedelta(seconds=1))
+    early = after_poll(waiting, job(started=second - timedelta(seconds=5)), NOW - timedelta(seconds=1))
     assert [one.at for one in timeline(early)] == [NOW, NOW]
     # The job's own script began before the next poll of Slurm.
-    reported = noted(late, SessionNote(marks=(mark(Step.PROLOG, 0.7),)))
+    reported = after_note(late, SessionNote(marks=(mark(Step.PROLOG, 0.7),)))
     assert timeline(reported)[1].at == NOW + timedelta(seconds=0.7)
     # A node whose clock is behind says nothing about it.
-    wrong = noted(late, SessionNote(marks=(mark(Step.PROLOG, -300),)))
+    wrong = after_note(late, SessionNote(marks=(mark(Step.PROLOG, -300),)))
     assert timeline(wrong)[1].at == second + timedelta(seconds=2)
 
 
@@ -171,14 +171,14 @@ def test_a_job_that_the_broker_did_not_see_begin_has_slurms_times() -> None:
 
 
 def test_a_job_that_never_started_was_never_allocated() -> None:
-    ended = seen(Facts(job=job(JobState.PENDING)), job(JobState.CANCELLED, node_list=""), NOW)
+    ended = after_poll(Facts(job=job(JobState.PENDING)), job(JobState.CANCELLED, node_list=""), NOW)
     assert [one.step for one in timeline(ended)] == [Step.SUBMITTED]
 
 
 def test_the_first_time_of_a_step_holds_and_steps_have_an_order() -> None:
     facts = Facts(job=job())
-    facts = noted(facts, SessionNote(marks=(mark(Step.ROUTED, 3), mark(Step.LISTENING, 2))))
-    facts = noted(facts, SessionNote(marks=(mark(Step.ROUTED, 9), mark(Step.REQUESTED, -1))))
+    facts = after_note(facts, SessionNote(marks=(mark(Step.ROUTED, 3), mark(Step.LISTENING, 2))))
+    facts = after_note(facts, SessionNote(marks=(mark(Step.ROUTED, 9), mark(Step.REQUESTED, -1))))
     assert [one.step for one in timeline(facts)] == [
         *(Step.REQUESTED, Step.SUBMITTED, Step.ALLOCATED, Step.LISTENING, Step.ROUTED),
     ]
@@ -189,27 +189,27 @@ def test_the_first_time_of_a_step_holds_and_steps_have_an_order() -> None:
 
 
 def test_an_empty_note_changes_nothing() -> None:
-    facts = noted(
+    facts = after_note(
         Facts(job=job()),
         SessionNote(
             server=ServerStatus.READY, ending=Ending.IDLE, message="So.", idle_since=NOW, stops_idle=NOW
         ),
     )
-    assert noted(facts, SessionNote()) == facts
+    assert after_note(facts, SessionNote()) == facts
 
 
 def test_the_epoch_means_not_idle() -> None:
-    facts = noted(Facts(job=job()), SessionNote(idle_since=NOW, stops_idle=NOW))
+    facts = after_note(Facts(job=job()), SessionNote(idle_since=NOW, stops_idle=NOW))
     assert session_of(facts).stops_idle == session_of(facts).idle_since == NOW
     epoch = datetime.fromtimestamp(0, UTC)
-    busy = session_of(noted(facts, SessionNote(idle_since=epoch, stops_idle=epoch)))
+    busy = session_of(after_note(facts, SessionNote(idle_since=epoch, stops_idle=epoch)))
     assert busy.stops_idle is busy.idle_since is None
 
 
 def test_a_job_put_back_into_the_queue_has_no_server_any_more() -> None:
-    ready = noted(Facts(job=job()), SessionNote(server=ServerStatus.READY))
+    ready = after_note(Facts(job=job()), SessionNote(server=ServerStatus.READY))
     ready = ready.model_copy(update={"state": session_of(ready).state})
-    back = session_of(seen(ready, job(JobState.PENDING), NOW))
+    back = session_of(after_poll(ready, job(JobState.PENDING), NOW))
     assert back.state is SessionState.LOST
     assert "back into the queue" in back.sentence
 
@@ -221,26 +221,30 @@ def test_a_server_that_is_heard_of_after_its_job_was_put_back_is_lost() -> None:
     def reported(facts: Facts) -> Facts:
         return facts.model_copy(update={"state": session_of(facts).state})
 
-    facts = reported(seen(reported(Facts(job=job())), job(JobState.PENDING), at(1), at(1)))
+    facts = reported(after_poll(reported(Facts(job=job())), job(JobState.PENDING), at(1), at(1)))
     assert facts.state is SessionState.QUEUED
-    facts = reported(noted(facts, SessionNote(server=ServerStatus.READY), at(2)))
+    facts = reported(after_note(facts, SessionNote(server=ServerStatus.READY), at(2)))
     # A look that had begun before shows what was, maybe.
-    early = reported(seen(facts, job(JobState.PENDING), at(3), at(1.9)))
+    early = reported(after_poll(facts, job(JobState.PENDING), at(3), at(1.9)))
     assert early.state is SessionState.READY
-    lost = reported(seen(early, job(JobState.PENDING), at(4), at(3.9)))
+    lost = reported(after_poll(early, job(JobState.PENDING), at(4), at(3.9)))
     assert lost.state is SessionState.LOST
     assert "back into the queue" in session_of(lost).sentence
     # It does not come back with the job, but another one may.
-    again = reported(seen(lost, job(), at(5), at(4.9)))
+    again = reported(after_poll(lost, job(), at(5), at(4.9)))
     assert again.state is SessionState.STARTING
-    assert reported(noted(again, SessionNote(server=ServerStatus.READY), at(6))).state is SessionState.READY
-    assert reported(seen(facts, job(), at(3), at(2.9))).state is SessionState.READY
+    assert (
+        reported(after_note(again, SessionNote(server=ServerStatus.READY), at(6))).state is SessionState.READY
+    )
+    assert reported(after_poll(facts, job(), at(3), at(2.9))).state is SessionState.READY
 
 
 def test_what_clears_away_a_session_that_its_owner_stopped_does_not_say_why_it_ended() -> None:
-    stopped = noted(Facts(job=job(JobState.PENDING)), SessionNote(ending=Ending.STOPPED))
-    cleared = noted(stopped, SessionNote(ending=Ending.LOST, message="The hub did not know it any more."))
-    over = session_of(seen(cleared, job(JobState.CANCELLED, node_list=""), NOW))
+    stopped = after_note(Facts(job=job(JobState.PENDING)), SessionNote(ending=Ending.STOPPED))
+    cleared = after_note(
+        stopped, SessionNote(ending=Ending.LOST, message="The hub did not know it any more.")
+    )
+    over = session_of(after_poll(cleared, job(JobState.CANCELLED, node_list=""), NOW))
     assert over.ending is Ending.STOPPED
     assert "did not know" not in over.sentence
 
@@ -249,7 +253,7 @@ def test_what_clears_away_a_session_that_its_owner_stopped_does_not_say_why_it_e
 
 
 def test_a_running_session() -> None:
-    session = session_of(noted(Facts(job=job()), SessionNote(server=ServerStatus.READY)))
+    session = session_of(after_note(Facts(job=job()), SessionNote(server=ServerStatus.READY)))
     assert (session.name, session.owner, session.job_id, session.image) == ("s1", "ada", 7, "torch")
     assert (session.label, session.sentence, session.node_list) == ("Ready", "", "n1")
     assert session.ends == NOW.replace(microsecond=0) + timedelta(minutes=60)
@@ -262,28 +266,30 @@ def test_a_waiting_session_says_why() -> None:
 
 
 def test_a_lost_session_says_what_is_silent() -> None:
-    facts = noted(Facts(job=job()), SessionNote(server=ServerStatus.READY))
+    facts = after_note(Facts(job=job()), SessionNote(server=ServerStatus.READY))
     assert "node of the session (n1) does not answer" in session_of(facts, silent=["n1"]).sentence
-    silent = noted(facts, SessionNote(server=ServerStatus.UNREACHABLE))
+    silent = after_note(facts, SessionNote(server=ServerStatus.UNREACHABLE))
     assert "server does not answer" in session_of(silent).sentence
 
 
 def test_how_it_ended_is_what_was_noted_before() -> None:
-    idle = noted(Facts(job=job()), SessionNote(server=ServerStatus.READY, ending=Ending.IDLE))
-    session = session_of(seen(idle, job(JobState.CANCELLED), NOW))
+    idle = after_note(Facts(job=job()), SessionNote(server=ServerStatus.READY, ending=Ending.IDLE))
+    session = session_of(after_poll(idle, job(JobState.CANCELLED), NOW))
     assert (session.ending, session.failed, session.ends) == (Ending.IDLE, False, None)
-    died = session_of(seen(Facts(job=job()), job(JobState.FAILED, exit_code=3), NOW))
+    died = session_of(after_poll(Facts(job=job()), job(JobState.FAILED, exit_code=3), NOW))
     assert (died.ending, died.failed) == (Ending.DIED_AT_START, True)
     assert "exit code 3" in died.sentence
     log = session_of(
-        seen(Facts(job=job()), job(JobState.FAILED, exit_code=3), NOW).model_copy(update={"log": "boom\n"})
+        after_poll(Facts(job=job()), job(JobState.FAILED, exit_code=3), NOW).model_copy(
+            update={"log": "boom\n"}
+        )
     )
     assert log.sentence.endswith("\nboom")
 
 
 @pytest.mark.parametrize("state", OVER)
 def test_every_end_has_a_sentence(state: JobState) -> None:
-    session = session_of(seen(Facts(job=job()), job(state), NOW))
+    session = session_of(after_poll(Facts(job=job()), job(state), NOW))
     assert session.ending and session.sentence.endswith(".")
 
 
@@ -297,14 +303,14 @@ def test_every_end_has_a_sentence(state: JobState) -> None:
     ],
 )
 def test_who_clears_away_what_ends_anyway_is_not_why_it_ended(ends: JobState, ending: Ending) -> None:
-    ready = noted(Facts(job=job()), SessionNote(server=ServerStatus.READY))
-    cleared = noted(
-        seen(ready, job(ends), NOW), SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED)
+    ready = after_note(Facts(job=job()), SessionNote(server=ServerStatus.READY))
+    cleared = after_note(
+        after_poll(ready, job(ends), NOW), SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED)
     )
-    assert session_of(seen(cleared, job(JobState.TIMEOUT), NOW)).ending is ending
+    assert session_of(after_poll(cleared, job(JobState.TIMEOUT), NOW)).ending is ending
 
 
 def test_the_first_ending_that_is_noted_holds() -> None:
-    idle = noted(Facts(job=job()), SessionNote(server=ServerStatus.STOPPING, ending=Ending.IDLE))
-    cleared = noted(idle, SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED))
-    assert session_of(seen(cleared, job(JobState.CANCELLED), NOW)).ending is Ending.IDLE
+    idle = after_note(Facts(job=job()), SessionNote(server=ServerStatus.STOPPING, ending=Ending.IDLE))
+    cleared = after_note(idle, SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED))
+    assert session_of(after_poll(cleared, job(JobState.CANCELLED), NOW)).ending is Ending.IDLE

@@ -296,7 +296,7 @@ class LocalBroker:
             return
         watch = self._broker._watch
         wanted = watch._polls + 1  # one that is under way may have read the queue already
-        watch.hurry()
+        watch.poll_soon()
         async with asyncio.timeout(HANG), watch._polled:
             await watch._polled.wait_for(lambda: watch._finished >= wanted)
 

@@ -37,8 +37,8 @@ def compiled(folder: Path, place: Path) -> dict[str, Path]:
         except (subprocess.CalledProcessError, OSError) as error:
             print(f"{folder / inside} is not compiled here: {error}", file=sys.stderr)
         # Anyone who brought the tree here may have built it of this very source.
-        if (brought := folder / "native/built" / program["digest"]() / name).exists():
-            found[inside] = brought
+        if (shipped := folder / "native/built" / program["digest"]() / name).exists():
+            found[inside] = shipped
     return found
 
 

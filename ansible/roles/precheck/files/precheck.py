@@ -87,7 +87,7 @@ def restore(wanted):
     return "awaited"
 
 
-def _known(find, key, what):
+def _look_up(find, key, what):
     """What the host has under a name or number; None where it has none."""
     try:
         return getattr(find(key), what)
@@ -101,8 +101,8 @@ def local_accounts(wanted):
     for name, written in sorted(wanted["uids"].items()):
         uid = int(written)  # an inventory may quote it, or compute it with a template
         for kind, found, owner in (
-            ("uid", _known(pwd.getpwnam, name, "pw_uid"), _known(pwd.getpwuid, uid, "pw_name")),
-            ("gid", _known(grp.getgrnam, name, "gr_gid"), _known(grp.getgrgid, uid, "gr_name")),
+            ("uid", _look_up(pwd.getpwnam, name, "pw_uid"), _look_up(pwd.getpwuid, uid, "pw_name")),
+            ("gid", _look_up(grp.getgrnam, name, "gr_gid"), _look_up(grp.getgrgid, uid, "gr_name")),
         ):
             if found is not None and found != uid:
                 strange.append(f"{name} has the {kind} {found}, not {uid}")

@@ -110,10 +110,10 @@ def redis(wanted):
 
 def prometheus(wanted):
     """A Prometheus that watches other things must not be turned into ours."""
-    mine = [path for path in wanted["site_files"] if path.startswith("/etc/prometheus/")]
-    if mine:
+    found = [path for path in wanted["site_files"] if path.startswith("/etc/prometheus/")]
+    if found:
         raise Problem(
-            "The site's own: {}.".format(", ".join(mine)),
+            "The site's own: {}.".format(", ".join(found)),
             "Take the head out of the group 'monitoring'; your Prometheus can scrape the exporters "
             "(docs/admins/monitoring.md).",
         )

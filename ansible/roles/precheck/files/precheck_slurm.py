@@ -179,13 +179,13 @@ def hooks(wanted):
     found = slurm_settings(output("scontrol", "show", "config"))
     lacking = []
     for setting in ("Prolog", "Epilog"):
-        mine = "/usr/libexec/carme/" + setting.lower()
+        hook = "/usr/libexec/carme/" + setting.lower()
         paths = [path for path in re.split(r"[,\s]+", found.get(setting, "")) if path.startswith("/")]
         files = [file for path in paths for file in Path(path).parent.glob(Path(path).name)]
         if not any(
-            str(file) == mine or mine in file.read_text(errors="replace") for file in files if file.is_file()
+            str(file) == hook or hook in file.read_text(errors="replace") for file in files if file.is_file()
         ):
-            lacking.append(f"{setting} does not call {mine}")
+            lacking.append(f"{setting} does not call {hook}")
     if lacking:
         raise Problem(
             "; ".join(lacking) + ".",

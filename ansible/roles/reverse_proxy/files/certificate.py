@@ -166,7 +166,7 @@ def serve(options):
     print(f"nginx serves the new certificate in {options.certificate}")
 
 
-def hand_on(options):
+def distribute(options):
     """Run the site's programs that let the other services take the certificate, until each has taken it."""
     certificate = Path(options.certificate)
     folder, stamp = Path(options.hooks) / HOOKS, Path(options.own) / HANDED_ON
@@ -231,7 +231,7 @@ def main(arguments=None):
     options = options_of(arguments)
     os.umask(0o022)  # who starts it by hand may have another: nginx must read what it writes
     failures = []
-    for step in (renew if options.directory else check_expiry, serve, hand_on):
+    for step in (renew if options.directory else check_expiry, serve, distribute):
         try:
             step(options)
         except Failed as failure:

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, cast
 from carme import __version__
 from carme.backup.append_only import replaceable
 from carme.backup.contents import BESIDE_DATABASE, contents
-from carme.backup.databases import copy_sqlite, dump_postgresql, load_postgresql, sound
+from carme.backup.databases import copy_sqlite, dump_postgresql, is_intact, load_postgresql
 from carme.backup.sealing import Opened, Sealed, read_key
 from carme.config import load
 from carme.errors import CarmeError
@@ -168,7 +168,7 @@ def check(backup: Path, key: Path) -> tuple[Manifest, list[str], list[str]]:
             if path in about.sqlite:
                 copy = Path(scratch, "copy.sqlite")
                 _write(archive, member, copy)
-                if not sound(copy):
+                if not is_intact(copy):
                     raise CarmeError(f"The database {path} in the backup is broken.", "Use another backup.")
                 copy.unlink()
     return about, paths, unknown_owners(accounts, groups)
@@ -297,10 +297,10 @@ def place_member(
         _clear_place(place.name, folder, False, False, clear)
         aside = ""
         if logs and member.isfile() and place.suffix == LOG and _exists(place.name, folder):
-            if _begins_with(place.name, _DRAFT, folder):
+            if _is_prefix_of(place.name, _DRAFT, folder):
                 os.unlink(_DRAFT, dir_fd=folder)
                 return
-            if not _begins_with(_DRAFT, place.name, folder):  # it was rotated, or is that of another head
+            if not _is_prefix_of(_DRAFT, place.name, folder):  # it was rotated, or is that of another head
                 aside = _free_name(place.name, folder)
         with replaceable(place.name, folder, aside):
             if aside:
@@ -403,7 +403,7 @@ def _free_name(name: str, folder: int) -> str:
     return next(each for each in names if not _exists(each, folder))
 
 
-def _begins_with(name: str, beginning: str, folder: int) -> bool:
+def _is_prefix_of(name: str, beginning: str, folder: int) -> bool:
     """Whether a file holds what another one does, and perhaps more after that."""
 
     def opened(path: str) -> BinaryIO:

@@ -54,17 +54,17 @@ def contents(settings: Settings, config: Path, also: list[Path], images: bool) -
     records = sorted(log.parent.glob(f"{log.name}*")) if log.parent.is_dir() else []
     folder = settings.images.directory
     pictures = sorted(path for path in folder.glob("*") if images or path.suffix == ".json")
-    found = [*(each for root in roots for each in _below(root)), *records, *pictures]
+    found = [*(each for root in roots for each in _walk(root)), *records, *pictures]
     files = [path for path in dict.fromkeys(found) if path not in skipped]
     servers = {name: database for name, database in databases.items() if database.startswith("postgresql:")}
     return Contents(files, sorted(sqlite), servers)
 
 
-def _below(path: Path) -> Iterator[Path]:
+def _walk(path: Path) -> Iterator[Path]:
     """A file or link, or a folder with all that is in it; sockets and the like are not kept."""
     if path.is_symlink() or path.is_file():
         yield path
     elif path.is_dir():
         yield path
         for each in sorted(path.iterdir()):
-            yield from _below(each)
+            yield from _walk(each)

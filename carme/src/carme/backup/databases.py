@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from carme.errors import CarmeError
 
-__all__ = ["copy_sqlite", "dump_postgresql", "load_postgresql", "run_client", "sound"]
+__all__ = ["copy_sqlite", "dump_postgresql", "is_intact", "load_postgresql", "run_client"]
 
 
 def copy_sqlite(database: Path, copy: Path) -> None:
@@ -30,7 +30,7 @@ def copy_sqlite(database: Path, copy: Path) -> None:
         ) from None
 
 
-def sound(database: Path) -> bool:
+def is_intact(database: Path) -> bool:
     """Whether a copy of a database of SQLite is whole."""
     try:
         with contextlib.closing(sqlite3.connect(database)) as opened:
@@ -91,11 +91,11 @@ def _run(
 ) -> None:
     """Run a program of PostgreSQL as the account that owns the database, where we are root."""
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"} | _environment(address)
-    who: dict[str, Any] = {}
+    identity: dict[str, Any] = {}
     if os.geteuid() == 0:
         owner = pwd.getpwnam(account)
         environment["HOME"] = owner.pw_dir
-        who = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
+        identity = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
     try:
         done = subprocess.run(
             arguments,
@@ -106,7 +106,7 @@ def _run(
             check=False,
             cwd="/",
             timeout=timeout,
-            **who,
+            **identity,
         )
     except subprocess.TimeoutExpired:
         raise CarmeError(

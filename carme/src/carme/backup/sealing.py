@@ -104,13 +104,13 @@ class Opened:
     def read(self, size: int = -1) -> bytes:
         """The next bytes; fewer than `size` only at the end."""
         while not self._ended and (size < 0 or len(self._held) < size):
-            self._take()
+            self._read_piece()
         size = len(self._held) if size < 0 else size
         part = bytes(self._held[:size])
         del self._held[:size]
         return part
 
-    def _take(self) -> None:
+    def _read_piece(self) -> None:
         length = int.from_bytes(self._file.read(4))
         sealed = self._file.read(length) if TAG <= length <= PIECE + TAG else b""
         for last in (False, True):

@@ -116,7 +116,7 @@ class ReservationSpec(_Reserved):
     accounts: list[Word] = Field(default=[], max_length=1)
 
     @model_validator(mode="after")
-    def _for_somebody(self) -> Self:
+    def _check_holders(self) -> Self:
         if bool(self.users) == bool(self.accounts):
             raise ValueError(_("must be for users, or for an account"))
         return self

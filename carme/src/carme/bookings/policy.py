@@ -246,7 +246,7 @@ def choose_nodes(
     Raises:
         InvalidRequest: Why it gets none, and when it could.
     """
-    need = _need(proposed)
+    need = _need_of(proposed)
     _check_size(proposed, board, policy)
     _check_named(proposed, board)
     nodes = board.place(need, proposed.start, prefer)
@@ -331,11 +331,11 @@ def nearest_starts(
     proposed: BookingRequest, board: Board, policy: BookingSettings, now: datetime
 ) -> list[datetime]:
     """The nearest starts at which the booking could be had."""
-    need = _need(proposed)
+    need = _need_of(proposed)
     return board.nearest(need, proposed.start, *window(policy, now), STEP)
 
 
-def _need(proposed: BookingRequest) -> Need:
+def _need_of(proposed: BookingRequest) -> Need:
     length = timedelta(minutes=proposed.minutes)
     return Need(proposed.nodes, proposed.gpus_per_node, length, frozenset(proposed.node_names))
 

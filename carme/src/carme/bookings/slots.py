@@ -154,16 +154,16 @@ class Board:
             step: All starts are whole multiples of this, counted from a midnight in UTC.
         """
         # What can be had begins where a claim ends, and ceases where ours would run into the next one.
-        after = {_up(turn, step) for turn in (*self._turns, earliest, around)}
+        after = {_round_up(turn, step) for turn in (*self._turns, earliest, around)}
         before = {_down(turn, step) for turn in (*(start - need.length for start in self._starts), latest)}
-        before.add(_up(around, step) - step)
+        before.add(_round_up(around, step) - step)
         earlier = sorted(
             (each for each in before if earliest <= each <= latest and each < around), reverse=True
         )
         later = sorted(each for each in after if earliest <= each <= latest and each >= around)
-        return [*self._first(need, earlier, 1), *self._first(need, later, 2)]
+        return [*self._first_starts(need, earlier, 1), *self._first_starts(need, later, 2)]
 
-    def _first(self, need: Need, places: list[datetime], most: int) -> list[datetime]:
+    def _first_starts(self, need: Need, places: list[datetime], most: int) -> list[datetime]:
         found: list[datetime] = []
         for place in places:
             if len(found) == most:
@@ -177,5 +177,5 @@ def _down(moment: datetime, step: timedelta) -> datetime:
     return moment - (moment - _EPOCH) % step
 
 
-def _up(moment: datetime, step: timedelta) -> datetime:
+def _round_up(moment: datetime, step: timedelta) -> datetime:
     return moment + (_EPOCH - moment) % step

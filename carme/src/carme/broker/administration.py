@@ -50,7 +50,7 @@ class Administration:
     async def release(self, peer: Peer, request: protocol.Release) -> None:
         with self._context.audit.audited(peer, request, request.user):
             await self._bookings.release(request.name)
-        self._context.watch.hurry()
+        self._context.watch.poll_soon()
 
     @handles(protocol.GetProjects)
     async def projects(self, peer: Peer, _: protocol.GetProjects) -> list[ProjectAccount]:
@@ -84,7 +84,7 @@ class Administration:
                 await context.slurm.drain_node(request.name, request.reason)
             else:
                 await context.slurm.resume_node(request.name)
-        context.watch.hurry()
+        context.watch.poll_soon()
 
     @handles(protocol.Enrol)
     async def enrol(self, peer: Peer, request: protocol.Enrol) -> list[str]:

@@ -62,7 +62,7 @@ class AuditLog:
 
     def record(self, peer: Peer, action: str, user: str | None, result: str, **what: Any) -> None:
         """Append one action; `what` must hold no command, environment or other value of the user's own."""
-        left_out = self._left_out(peer, result)
+        left_out = self._count_omitted(peer, result)
         if left_out is None:
             return
         entry = {
@@ -116,7 +116,7 @@ class AuditLog:
         """Record an operation that has succeeded, with what its declaration says."""
         self.record(peer, request.method, user, "ok", **(request.audit() | what))
 
-    def _left_out(self, peer: Peer, result: str) -> int | None:
+    def _count_omitted(self, peer: Peer, result: str) -> int | None:
         """How many refusals of this user went unrecorded before this record; None: this one does too."""
         uid, minute = peer.account.uid, int(time.monotonic() // 60)
         seen = self._refusals.get(uid)
@@ -143,14 +143,14 @@ class AuditLog:
         file = os.open(self._path, _FLAGS, 0o640)
         try:
             if os.geteuid() == 0:
-                _give_to(file, "adm")
+                _set_group(file, "adm")
         except KeyError:
             _log.info("There is no group adm; only root reads %s.", self._path)
         finally:
             os.close(file)
 
 
-def _give_to(file: int, group: str) -> None:
+def _set_group(file: int, group: str) -> None:
     """Give an open file to a group; of an append-only one nothing may be set, not even what it is already."""
     wanted = grp.getgrnam(group).gr_gid
     if os.fstat(file).st_gid != wanted:

@@ -92,7 +92,7 @@ class Bookings:
                 return there
             saved = (await self._read_reservations()).get(wanted.name)
         if saved is None:
-            raise _lost(wanted.name)
+            raise _lost_error(wanted.name)
         return saved
 
     async def _change(self, spec: ReservationSpec | Window, there: Reservation) -> None:
@@ -187,7 +187,7 @@ def _check_time(end: datetime, what: str) -> None:
         )
 
 
-def _lost(name: str) -> SlurmError:
+def _lost_error(name: str) -> SlurmError:
     return SlurmError(
         _("Slurm has made the reservation {name} and lost it again.", name=name),
         _("It is made anew in a moment."),

@@ -39,14 +39,14 @@ def _line(request: Request) -> bytes:
     return line
 
 
-def _patience(request: Request, timeout: float) -> float:
+def _timeout_of(request: Request, timeout: float) -> float:
     return timeout + (request.wait if isinstance(request, protocol.GetEvents) else 0)
 
 
 def _result(request: Request, line: bytes, socket: Path, *, is_long: bool = False) -> Any:
     """The result that an answer brings; raises what it says instead."""
     if not line.endswith(b"\n"):
-        raise _gone(socket, _("it closed the connection without an answer"))
+        raise _unreachable(socket, _("it closed the connection without an answer"))
     try:
         kind = protocol.answer_of(type(request)) if is_long else protocol.Answer
         answer = kind.model_validate_json(line)
@@ -56,10 +56,12 @@ def _result(request: Request, line: bytes, socket: Path, *, is_long: bool = Fals
             return answer.result
         return request.result.validate_python(answer.result)
     except ValidationError:
-        raise _gone(socket, _("its answer is not what this version of Carme expects")) from None
+        raise _unreachable(socket, _("its answer is not what this version of Carme expects")) from None
 
 
-def _gone(socket: Path, why: object, kind: type[BrokerUnavailable] = BrokerUnavailable) -> BrokerUnavailable:
+def _unreachable(
+    socket: Path, why: object, kind: type[BrokerUnavailable] = BrokerUnavailable
+) -> BrokerUnavailable:
     return kind(
         _("The broker at {socket} does not answer: {why}.", socket=socket, why=why),
         _("Try again in a moment; an administrator finds the cause with 'systemctl status carme-broker'."),
@@ -68,8 +70,8 @@ def _gone(socket: Path, why: object, kind: type[BrokerUnavailable] = BrokerUnava
 
 def _failed(socket: Path, error: OSError) -> BrokerUnavailable:
     if isinstance(error, TimeoutError):
-        return _gone(socket, _("it took too long"), BrokerTimeout)
-    return _gone(socket, (error.strerror or str(error)).lower())
+        return _unreachable(socket, _("it took too long"), BrokerTimeout)
+    return _unreachable(socket, (error.strerror or str(error)).lower())
 
 
 def open_files(broker: "BrokerClient", user: str) -> sockets.socket:
@@ -251,7 +253,7 @@ class BrokerClient(_Client):
         line = _line(request)
         try:
             with sockets.socket(sockets.AF_UNIX) as connection:
-                connection.settimeout(_patience(request, self.timeout))
+                connection.settimeout(_timeout_of(request, self.timeout))
                 connection.connect(str(self.socket))
                 connection.sendall(line)
                 with connection.makefile("rb") as stream:
@@ -271,7 +273,7 @@ class AsyncBrokerClient(_Client):
 
         line = _line(request)
         try:
-            async with asyncio.timeout(_patience(request, self.timeout)):
+            async with asyncio.timeout(_timeout_of(request, self.timeout)):
                 answer = await self._exchange(line)
         except OSError as error:
             raise _failed(self.socket, error) from None

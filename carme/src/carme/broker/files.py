@@ -60,13 +60,13 @@ class JobFiles:
 
     @handles(protocol.GetFacts)
     async def facts(self, peer: Peer, request: protocol.GetFacts) -> JobFacts:
-        return await self._noted(peer, request, facts.NAME, FACTS_BYTES, JobFacts)
+        return await self._read_note(peer, request, facts.NAME, FACTS_BYTES, JobFacts)
 
     @handles(protocol.GetNet)
     async def net(self, peer: Peer, request: protocol.GetNet) -> NetPicture:
-        return await self._noted(peer, request, NET_NAME, NET_BYTES, NetPicture)
+        return await self._read_note(peer, request, NET_NAME, NET_BYTES, NetPicture)
 
-    async def _noted(
+    async def _read_note(
         self,
         peer: Peer,
         request: protocol.GetFacts | protocol.GetNet,

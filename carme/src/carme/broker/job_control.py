@@ -59,7 +59,7 @@ class JobControl:
             await self._stage_ins.cancel_for(job, owner)
         await context.feed.notify()
         await context.book.save()
-        context.watch.hurry()
+        context.watch.poll_soon()
 
     def _is_over(self, job: Job, whole: bool) -> bool:
         """Whether a job is over, or the whole array that it stands for."""
@@ -74,5 +74,5 @@ class JobControl:
         with context.audit.audited(peer, request, job.user, job_id=job.id) as entry:
             extension = await self._extensions.extend(job, request.minutes, context.watch.cluster())
             entry.add(limit=extension.minutes_limit)
-        context.watch.hurry()
+        context.watch.poll_soon()
         return extension

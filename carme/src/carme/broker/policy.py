@@ -138,7 +138,7 @@ class Policy:
     def notices(self, job: Job) -> list[Advice]:
         """What the job's owner is to know."""
         known = self._warned.get(job.id)
-        if known is None or not _is_of(known, job) or job.is_over:
+        if known is None or not _matches(known, job) or job.is_over:
             return []
         return [
             Advice(
@@ -190,30 +190,30 @@ class Policy:
             if known.ended is not None and now - known.ended < STOPS_PUBLISHED:
                 continue
             known.quiet = None if job_id in alerts else known.quiet or now
-            is_over = job_id not in jobs or not _is_of(known, jobs[job_id])
+            is_over = job_id not in jobs or not _matches(known, jobs[job_id])
             # After an interval of quiet all is forgotten.
             if is_over or (known.quiet and now - known.quiet >= every):
                 del self._warned[job_id]
         stops = 0
         for job_id, about in sorted(alerts.items()):
             job = jobs.get(job_id)
-            mine = [alert for alert in about if job and alert.user == job.user]
-            if job is None or job.started is None or not mine or _is_exempt(job, self._policy):
+            relevant = [alert for alert in about if job and alert.user == job.user]
+            if job is None or job.started is None or not relevant or _is_exempt(job, self._policy):
                 continue
             known = self._warned.get(job_id)
-            if known is None or not _is_of(known, job):
+            if known is None or not _matches(known, job):
                 known = self._warned[job_id] = Warned(
-                    user=job.user, started=job.started, count=0, last=now - every, alerts=mine
+                    user=job.user, started=job.started, count=0, last=now - every, alerts=relevant
                 )
-            if _stops(self._policy, mine) and not _stops(self._policy, known.alerts):
+            if _stops(self._policy, relevant) and not _stops(self._policy, known.alerts):
                 known.count = 0  # of what can end the job nobody has been warned
-            known.alerts = mine
+            known.alerts = relevant
             if known.stopped or now - known.last < every:
                 continue
             if known.count < self._policy.warnings:
                 known.count, known.last = known.count + 1, now
                 self._record("warn", job, "ok", known)
-            elif stops < MOST_STOPS and (_stops(self._policy, mine) or not self._policy.stop):
+            elif stops < MOST_STOPS and (_stops(self._policy, relevant) or not self._policy.stop):
                 stops += 1
                 await self._end(job, known, now)
         if _STORED.dump_json(self._warned) != before:
@@ -235,15 +235,15 @@ class Policy:
     def _record(self, action: str, job: Job, result: str, known: Warned) -> None:
         names = sorted(alert.name for alert in known.alerts)
         about = {"job_id": job.id, "alerts": names, "warnings": known.count}
-        self._audit.record(itself(), f"policy_{action}", job.user, result, **about)
+        self._audit.record(broker_peer(), f"policy_{action}", job.user, result, **about)
 
 
-def itself() -> Peer:
+def broker_peer() -> Peer:
     """The broker, as the one who acts."""
     return Peer(os.getpid(), UnixAccount.numbered(os.geteuid()), trusted=True)
 
 
-def _is_of(known: Warned, job: Job) -> bool:
+def _matches(known: Warned, job: Job) -> bool:
     return known.user == job.user and known.started == job.started
 
 

@@ -53,15 +53,15 @@ class Preemptions:
                 found.setdefault(job.user, {})[job.id] = causes
         for owner, places in list(found.items())[:OWNERS_AT_ONCE]:
             with contextlib.suppress(CarmeError, TimeoutError):  # queried again at the next poll
-                jobs_shown, partitions_shown = await self._shown(owner, places.values())
+                jobs_shown, partitions_shown = await self._visible_to(owner, places.values())
                 for job_id, causes in places.items():
-                    self._known[job_id] = _words(preempted[job_id], causes, jobs_shown, partitions_shown)
+                    self._known[job_id] = _sentence(preempted[job_id], causes, jobs_shown, partitions_shown)
         return {
             job_id: preempted[job_id].model_copy(update={"preempted_by": words})
             for job_id, words in self._known.items()
         }
 
-    async def _shown(self, owner: str, causes: Iterable[list[Job]]) -> tuple[set[int], set[str]]:
+    async def _visible_to(self, owner: str, causes: Iterable[list[Job]]) -> tuple[set[int], set[str]]:
         """Those of the jobs, and the partitions, that Slurm shows to a user."""
         account = UnixAccount.named(owner)
         ids = {job.id for jobs in causes for job in jobs}
@@ -90,7 +90,7 @@ def successors(job: Job, jobs: Iterable[Job]) -> list[Job]:
     return [later_job for started, later_job in later if started == first]
 
 
-def _words(job: Job, causes: list[Job], jobs: set[int], partitions: set[str]) -> str:
+def _sentence(job: Job, causes: list[Job], jobs: set[int], partitions: set[str]) -> str:
     """What took a job's place, as far as its owner may see these jobs and partitions, else empty."""
     places = {(cause.partition, cause.qos) for cause in causes}
     partition, qos = next(iter(places))

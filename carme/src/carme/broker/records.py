@@ -125,11 +125,11 @@ class Records:
             if job.key is None and (job.array_id or job.id) not in self._by_number:
                 found.append(job)  # nothing that is ours: almost all jobs of a large site
                 continue
-            record = self._of(job)
+            record = self._record_of(job)
             if record is not None:
                 present.add(record.key)
-                self._see(record, job)
-            found.append(self._named(job, record, now))
+                self._update_seen(record, job)
+            found.append(self._with_identity(job, record, now))
             if record is None and job.is_active:
                 self.adopt(found[-1])  # what its comment says now holds from now on
         for key, record in list(self._records.items()):
@@ -139,7 +139,7 @@ class Records:
 
     def known(self, job: Job) -> Job:
         """A job of the accounting as what it is."""
-        return self._named(job, self._of(job), datetime.now(UTC))
+        return self._with_identity(job, self._record_of(job), datetime.now(UTC))
 
     def never_begun(self, array_id: int, task: int, user: str | None) -> Job | None:
         """A task that was cancelled while it waited: Slurm keeps nothing of it. None: there is no such task.
@@ -185,7 +185,7 @@ class Records:
         self._changed |= {record.key for record in changed}
         self._dropped |= set(dropped)
 
-    def _of(self, job: Job) -> Record | None:
+    def _record_of(self, job: Job) -> Record | None:
         number = job.array_id or job.id
         known = self._records.get(job.key or "")
         if known and known.user == job.user and known.job_id in (None, number):
@@ -193,7 +193,7 @@ class Records:
         numbered = [self._records[key] for key in self._by_number.get(number, ())]
         return next((record for record in reversed(numbered) if record.is_of(job)), None)
 
-    def _see(self, record: Record, job: Job) -> None:
+    def _update_seen(self, record: Record, job: Job) -> None:
         if record.shown and record.left is None:
             return
         seen: dict[str, object] = {"left": None}
@@ -201,7 +201,7 @@ class Records:
             seen |= {"job_id": job.array_id or job.id, "submitted": job.submitted, "shown": True}
         self._put(record.model_copy(update=seen))
 
-    def _named(self, job: Job, record: Record | None, now: datetime) -> Job:
+    def _with_identity(self, job: Job, record: Record | None, now: datetime) -> Job:
         if record is not None:
             what = {"key": record.key, "kind": record.kind, "image": record.image}
             what |= {"prediction": record.prediction}

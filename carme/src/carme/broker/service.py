@@ -18,7 +18,7 @@ from carme.broker.feed import Feed
 from carme.broker.files import JobFiles
 from carme.broker.job_control import JobControl
 from carme.broker.jobs import Jobs
-from carme.broker.policy import Policy, itself
+from carme.broker.policy import Policy, broker_peer
 from carme.broker.reports import Reports
 from carme.broker.session_service import SessionService
 from carme.broker.sessions import SessionBook
@@ -106,4 +106,4 @@ class Broker:
 
     async def _stop_by_policy(self, job: Job) -> None:
         task = job.task if job.array_id == job.id else None
-        await self._control.cancel(itself(), protocol.Cancel(job.id, task=task))
+        await self._control.cancel(broker_peer(), protocol.Cancel(job.id, task=task))

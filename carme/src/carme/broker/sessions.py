@@ -16,7 +16,7 @@ from carme.errors import InvalidRequest, NotFound
 from carme.jobs import Cluster, Job
 from carme.jobs.nodes import expand
 from carme.sessions import Ending, QueueEstimate, ServerStatus, Session, SessionNote, Step
-from carme.sessions.facts import Facts, has_lost_server, noted, seen, session_name, session_of
+from carme.sessions.facts import Facts, after_note, after_poll, has_lost_server, session_name, session_of
 from carme.sessions.start_estimates import Range, estimate_start, places, used_share
 from carme.translation import message as _
 
@@ -150,8 +150,8 @@ class SessionBook:
             NotFound: The user has no such session.
         """
         entry = self._entries.get(job_id)
-        meant = entry is not None and entry.session.name == session and user in (None, entry.session.owner)
-        if session is None or meant:
+        is_meant = entry is not None and entry.session.name == session and user in (None, entry.session.owner)
+        if session is None or is_meant:
             return job_id
         return self.session(session, user).job_id
 
@@ -176,28 +176,28 @@ class SessionBook:
         return entry is not None and same(entry.facts.job, job) and entry.facts.is_unwanted
 
     def observe(self, jobs: Sequence[Job], cluster: Cluster | None, taken: datetime | None = None) -> None:
-        """Take in what Slurm shows now: jobs of all users and kinds, and nodes; `taken` as for `seen`."""
+        """Process a poll of Slurm: jobs of all users and kinds, and nodes; `taken` as for `after_poll`."""
         now = self._clock()
         nodes = cluster.nodes if cluster else ()
         silent = frozenset(node.name for node in nodes if _SILENT.search(node.state))
         share, record = used_share(jobs), self.estimates.record
-        ours = [job for job in jobs if job.kind == "session" and session_name(job)]
-        mine = {job.id for job in ours}
-        place = places(jobs, lambda job: job.id in mine) if mine else {}
-        for job in ours:
+        sessions = [job for job in jobs if job.kind == "session" and session_name(job)]
+        numbers = {job.id for job in sessions}
+        place = places(jobs, lambda job: job.id in numbers) if numbers else {}
+        for job in sessions:
             entry = self._entries.get(job.id)
             unheard = silent & _nodes(job.node_list) if silent else silent
             estimate = estimate_start(job, place[job.id], share, record, now) if job.id in place else None
             if entry is None or not same(entry.facts.job, job):
                 # Slurm begins again at the first number when it has used up its numbers.
-                self._put(seen(Facts(job=job), job, now), unheard, estimate)
+                self._put(after_poll(Facts(job=job), job, now), unheard, estimate)
             elif (entry.facts.job, entry.silent, entry.estimate) != (
                 job,
                 unheard,
                 estimate,
             ) or has_lost_server(entry.facts, job, taken):
-                self._put(seen(entry.facts, job, now, taken), unheard, estimate)
-            self._judge(job, estimate)
+                self._put(after_poll(entry.facts, job, now, taken), unheard, estimate)
+            self._score_estimate(job, estimate)
 
     def note(self, job_id: int, user: str, note: SessionNote) -> None:
         """Take in what the hub says about a user's session.
@@ -218,7 +218,7 @@ class SessionBook:
                 _("Leave them out."),
                 field="marks",
             )
-        self._put(noted(entry.facts, note, self._clock()), entry.silent, entry.estimate)
+        self._put(after_note(entry.facts, note, self._clock()), entry.silent, entry.estimate)
 
     @contextlib.contextmanager
     def cancelling(self, job_id: int, ending: Ending) -> Iterator[None]:
@@ -235,7 +235,7 @@ class SessionBook:
         except BaseException:
             self._keep(entry, entry.facts.model_copy(update={"ending": before}))
             raise
-        self._put(noted(entry.facts, SessionNote(server=ServerStatus.STOPPING)), entry.silent)
+        self._put(after_note(entry.facts, SessionNote(server=ServerStatus.STOPPING)), entry.silent)
 
     def logged(self, job_id: int, log: str) -> None:
         """The end of the log of a session that has failed."""
@@ -274,7 +274,7 @@ class SessionBook:
                 del self._entries[job_id]
                 self._forgotten.add(job_id)
 
-    def _judge(self, job: Job, estimate: QueueEstimate | None) -> None:
+    def _score_estimate(self, job: Job, estimate: QueueEstimate | None) -> None:
         if job.started:
             self.estimates.started(job.id, job.started)
         elif job.is_over:

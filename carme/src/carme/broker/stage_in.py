@@ -59,7 +59,7 @@ class StageIns:
         await self._submitter.track(order, owner, job_id)
         return job_id
 
-    async def before(self, order: Order, owner: UnixAccount) -> Order:
+    async def submit_for(self, order: Order, owner: UnixAccount) -> Order:
         """The order, which begins when a stage-in job, submitted here, has copied the data."""
         context = self._context
         # Copies come and go faster than the snapshot is renewed.

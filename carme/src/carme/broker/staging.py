@@ -67,15 +67,15 @@ def stage_in_order(order: Order, owner: UnixAccount, cluster: Cluster, minutes: 
     members = next(
         (partition.node_names for partition in cluster.partitions if partition.name == order.partition), []
     )
-    having = [
+    staged = [
         node
         for node in cluster.nodes
         if node.name in members and node.available and wanted <= set(node.features)
     ]
-    if len(local) == len(stages) and len(having) >= order.request.nodes:
+    if len(local) == len(stages) and len(staged) >= order.request.nodes:
         return None
     nodes = order.request.nodes if local else 1
-    return _only_data(order, f"{STAGING_NAME}{order.key[:12]}", stages, nodes, minutes, cluster)
+    return _data_only_order(order, f"{STAGING_NAME}{order.key[:12]}", stages, nodes, minutes, cluster)
 
 
 def booked_stage_in_order(
@@ -91,17 +91,17 @@ def booked_stage_in_order(
     """
     stages = [stage for stage in order.request.stage if stage.is_ahead]
     local = {stage.feature(owner.uid) for stage in stages if stage.target == "local"}
-    having = {node.name for node in cluster.nodes if local <= set(node.features)}
-    if all(stage.target == "local" for stage in stages) and having >= set(node_names):
+    staged = {node.name for node in cluster.nodes if local <= set(node.features)}
+    if all(stage.target == "local" for stage in stages) and staged >= set(node_names):
         return None
     nodes = tuple(node_names) if local else ()
-    staging_order = _only_data(
+    staging_order = _data_only_order(
         order, order.request.name, stages, len(nodes) or 1, order.request.minutes, cluster
     )
     return replace(staging_order, node_names=nodes)
 
 
-def _only_data(
+def _data_only_order(
     order: Order, name: str, stages: list[Stage], nodes: int, minutes: int, cluster: Cluster
 ) -> Order:
     """A job that brings data, in the same partition and for the same account, and does nothing else."""

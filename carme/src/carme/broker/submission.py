@@ -39,7 +39,7 @@ class Submissions:
             try:
                 order = await self._submitter.order(request.request, owner)
                 if request.request.stage:
-                    order = await self._stage_ins.before(order, owner)
+                    order = await self._stage_ins.submit_for(order, owner)
                 async with context.programs.take(owner.uid):
                     job_id = await self._start(order, owner)
             except CarmeError as error:

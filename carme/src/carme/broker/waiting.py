@@ -61,8 +61,8 @@ class Waiting:
         booked = {job.reservation for job in waiting if job.reason == "Reservation" and job.reservation}
         try:
             if self._due("limits", bool(limited), not limited <= self._users):
-                ours = {job.user for job in waiting if job.key}
-                first = sorted(limited, key=lambda user: (user not in ours, user))
+                carme_users = {job.user for job in waiting if job.key}
+                first = sorted(limited, key=lambda user: (user not in carme_users, user))
                 self._limits = await self._slurm.limits(first[:USERS_AT_ONCE])
                 self._users = limited
             saved = any(job.reason in _SHORT or job.reason.startswith(_NODES) for job in waiting)

@@ -116,7 +116,7 @@ class Watch:
             SlurmError: Slurm has not answered since the broker started.
         """
         if not self._seen:
-            raise self._failure or _not_yet()
+            raise self._failure or _not_ready()
         return [entry.job for entry in self._entries.values()]
 
     def job(self, job_id: int) -> Job | None:
@@ -136,7 +136,7 @@ class Watch:
     def cluster(self) -> Cluster:
         """The nodes and partitions; `taken` says how old they are. Raises SlurmError as `jobs` does."""
         if self._cluster is None:
-            raise self._failure or _not_yet()
+            raise self._failure or _not_ready()
         return self._cluster
 
     async def poll_nodes(self) -> Cluster:
@@ -151,7 +151,7 @@ class Watch:
         self._observed_until = time.monotonic() + OBSERVED_SECONDS
         return Overview(
             answered=self._answered,
-            failure=str(self._failure or "") if self._seen else str(self._failure or _not_yet()),
+            failure=str(self._failure or "") if self._seen else str(self._failure or _not_ready()),
             jobs=[JobFigures.of(entry.job) for entry in self._entries.values()],
             cluster=self._cluster,
             reservations=self._reservations,
@@ -174,13 +174,13 @@ class Watch:
         self._book.submitted(job)
         await self._feed.notify()
         await self._book.save()
-        self.hurry()
+        self.poll_soon()
 
     def data_is(self, data: dict[int, str]) -> None:
         """How far the data of waiting jobs is, by job; shown with the next poll."""
         if data != self._waiting.data:
             self._waiting.data = data
-            self.hurry()
+            self.poll_soon()
 
     def unwanted(self, job_id: int) -> None:
         """Somebody cancels this job: should Slurm lose it, it is not to come back."""
@@ -189,9 +189,9 @@ class Watch:
     def abandon(self, key: str, owner: UnixAccount) -> None:
         """Cancel the job with this key should it turn up: its submission got no answer."""
         self._abandoned[key] = owner
-        self.hurry()
+        self.poll_soon()
 
-    def hurry(self) -> None:
+    def poll_soon(self) -> None:
         """Poll at once."""
         self._wanted.set()
 
@@ -204,7 +204,7 @@ class Watch:
         if entry is None or not entry.job.is_pending:
             return
         wanted = self._polls + 1  # one that is under way may have read the queue already
-        self.hurry()
+        self.poll_soon()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_SECONDS), self._polled:
                 await self._polled.wait_for(lambda: self._finished >= wanted)
@@ -269,10 +269,10 @@ class Watch:
         if await self._take(found, number):
             self._cluster_due = min(self._cluster_due, self._cluster_seen + CLUSTER_AT_MOST_EVERY)
         await self._show(taken)
-        ours = [job for job in found if job.key]
-        await self._cancel_abandoned(ours)
-        await self._cancel_again(ours)
-        await self._cancel_headless(ours)
+        carme_jobs = [job for job in found if job.key]
+        await self._cancel_abandoned(carme_jobs)
+        await self._cancel_again(carme_jobs)
+        await self._cancel_headless(carme_jobs)
         await self._close_lost()
         if time.monotonic() >= self._cluster_due:
             await self.poll_nodes()
@@ -383,7 +383,7 @@ class Watch:
                     update={"exit_code": old.job.exit_code, "signal": old.job.signal}
                 )
         if self._cluster is not None:
-            jobs |= {job.id: jobs[job.id].on(self._cluster) for job in found if job.whole_nodes}
+            jobs |= {job.id: jobs[job.id].with_whole_nodes(self._cluster) for job in found if job.whole_nodes}
         jobs |= await self._lookup.complete(jobs.values())
         jobs |= await self._preemptions.complete(jobs.values())
         jobs |= await self._waiting.complete(jobs.values(), self._cluster)
@@ -442,7 +442,7 @@ class Watch:
             if patient and error.code != "no-accounting":
                 return job
             known = None
-        if known is not None and not _tells_of(known, job):
+        if known is not None and not _is_record_of(known, job):
             known = None  # of another job that once had this number
         if known is not None and known.is_over and not _closed(known):
             # The accounting gets a job's comment, which says what it is, only with its regular end.
@@ -490,11 +490,11 @@ class Watch:
         self._book.records.took(job.key or "", number)
         self._book.moved(job, again)
         await self._book.save()
-        self.hurry()
+        self.poll_soon()
         return again
 
 
-def _tells_of(known: Job, job: Job) -> bool:
+def _is_record_of(known: Job, job: Job) -> bool:
     """Whether a record in the accounting is of this job; its owner may have renamed it since."""
     if known.user != job.user:
         return False
@@ -514,7 +514,7 @@ def _closed(job: Job) -> bool:
     return job.started is None or (job.started == job.ended and not job.key)
 
 
-def _not_yet() -> SlurmError:
+def _not_ready() -> SlurmError:
     return SlurmError(
         _("The broker has just started and has not seen Slurm yet."),
         _("Try again in a moment."),

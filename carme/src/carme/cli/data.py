@@ -47,7 +47,7 @@ def _add_work(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Copy units of the plan that 'carme data copy --nodes' made, until there are no more.",
     )
     command.add_argument("plan", metavar="PLAN", help="the plan's folder, at the copy's top")
-    command.set_defaults(run=_work)
+    command.set_defaults(run=_run_worker)
 
 
 def _add_sync(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -79,7 +79,7 @@ def _add_verify(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command.add_argument(
         "--device", action="store_true", help="read from the devices, not from this host's memory"
     )
-    _pace(command)
+    _add_pace_options(command)
     command.set_defaults(run=_verify)
 
 
@@ -112,7 +112,7 @@ def _nodes(parser: argparse.ArgumentParser) -> None:
     add_time(nodes, "how long they may run")
 
 
-def _work(arguments: argparse.Namespace) -> int:
+def _run_worker(arguments: argparse.Namespace) -> int:
     import os
 
     from carme.staging.spread import work
@@ -131,7 +131,7 @@ def _printing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress; only what went wrong, and the end")
 
 
-def _pace(parser: argparse.ArgumentParser) -> None:
+def _add_pace_options(parser: argparse.ArgumentParser) -> None:
     add_workers(parser)
     parser.add_argument("--bandwidth", metavar="SIZE", help="at most so much a second, for example 500M")
     parser.add_argument(
@@ -147,7 +147,7 @@ def _pace(parser: argparse.ArgumentParser) -> None:
 
 def _how(parser: argparse.ArgumentParser) -> None:
     _printing(parser)
-    _pace(parser)
+    _add_pace_options(parser)
     parser.add_argument(
         "--verify",
         choices=("read", "device", "none"),
@@ -334,5 +334,5 @@ class Reporter:
         line = would + ", ".join(parts)
         if result.hosts:
             line += f", by {number(len(result.hosts), 'host')}"
-        went = " It went on from an interrupted run." if result.resumed else ""
-        return f"{line[0].upper()}{line[1:]}, in {duration(result.seconds)}{rate}.{went}"
+        resumed = " It went on from an interrupted run." if result.resumed else ""
+        return f"{line[0].upper()}{line[1:]}, in {duration(result.seconds)}{rate}.{resumed}"

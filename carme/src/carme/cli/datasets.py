@@ -43,13 +43,13 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     )
     command.add_argument("--title", default="", help="a short description")
     command.add_argument("--licence", default="", help="terms under which it may be used")
-    _whose(command)
+    _add_site_option(command)
     add_json(command)
     command.set_defaults(run=_add)
 
     command = parts.add_parser("remove", help="take a dataset out of the catalogue; its data stays")
     command.add_argument("name", metavar="NAME")
-    _whose(command)
+    _add_site_option(command)
     add_json(command)
     command.set_defaults(run=_remove)
 
@@ -59,7 +59,7 @@ def datasets() -> Datasets:
     return Datasets(load().staging.datasets, Path.home() / OWN)
 
 
-def _whose(parser: argparse.ArgumentParser) -> None:
+def _add_site_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", action="store_true", help="in the site's catalogue (administrators)")
 
 

@@ -51,9 +51,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "share", help="share an image with the members of a project, or stop sharing it"
     )
     share.add_argument("name", metavar="NAME")
-    whom = share.add_mutually_exclusive_group(required=True)
-    _add_project(whom)
-    whom.add_argument("--nobody", action="store_true", help="stop sharing it")
+    members = share.add_mutually_exclusive_group(required=True)
+    _add_project(members)
+    members.add_argument("--nobody", action="store_true", help="stop sharing it")
     share.add_argument("--folder", default="", help="folder for its file (default: where it is)")
     share.set_defaults(run=_share)
     delete = actions.add_parser("delete", help="delete one of your images and its file")

@@ -31,9 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except CarmeError as error:
-        elsewhere = _elsewhere(error)
+        elsewhere = _remedy_off_site(error)
         print(f"carme: {elsewhere or error}", file=sys.stderr)
-        if not elsewhere and (address := _more(error)):
+        if not elsewhere and (address := _help_address(error)):
             print(translated(message("More: {address}", address=address)), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
 
 
-def _elsewhere(error: CarmeError) -> str:
+def _remedy_off_site(error: CarmeError) -> str:
     """What to say instead, where nobody is to write a site's configuration: on a computer of a user's own."""
     if error.code != "no-config" or os.environ.get("CARME_CONFIG") or "config" in sys.argv[1:2]:
         return ""
@@ -65,7 +65,7 @@ def _elsewhere(error: CarmeError) -> str:
     )
 
 
-def _more(error: CarmeError) -> str:
+def _help_address(error: CarmeError) -> str:
     """The address of the page that says more of an error; empty where none does, or no portal is known."""
     path = error.help
     if not path.startswith("/"):

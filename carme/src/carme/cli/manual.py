@@ -82,9 +82,9 @@ def _arguments(command_parser: argparse.ArgumentParser, heading: bool = True) ->
     for action in command_parser._actions:
         if action.help == argparse.SUPPRESS or isinstance(action, argparse._SubParsersAction):
             continue
-        called = formatter._format_action_invocation(action)
+        invocation = formatter._format_action_invocation(action)
         reported = formatter._expand_help(action) if action.help else ""
-        lines += [".TP", rf"\fB{_text(called)}\fR", _text(_sentence(reported))]
+        lines += [".TP", rf"\fB{_text(invocation)}\fR", _text(_sentence(reported))]
     return [".SH OPTIONS", *lines] if heading and lines else lines
 
 

@@ -243,18 +243,18 @@ def _kinds(options: argparse.Namespace) -> int:
         options,
         found,
         ["KIND", "PAGE", "MAIL", "WHAT"],
-        lambda each: [each.kind, _yes(each.page), _yes(each.mail), each.title],
+        lambda each: [each.kind, _yes_or_no(each.page), _yes_or_no(each.mail), each.title],
     )
 
 
 def _choose(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.notices.choose(options.kind, page=options.page == "yes", mail=options.mail == "yes")
-    words = f"{found.title}: on pages {_yes(found.page)}, by mail {_yes(found.mail)}."
+    words = f"{found.title}: on pages {_yes_or_no(found.page)}, by mail {_yes_or_no(found.mail)}."
     return printed(options, found, words)
 
 
-def _yes(value: bool) -> str:
+def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 

@@ -68,7 +68,7 @@ def _start(options: argparse.Namespace) -> int:
             qos=options.qos,
             stage=options.stage,
             results=options.results,
-            prediction=predictions.of(options),
+            prediction=predictions.read_prediction(options),
         )
         known = session.wait() if options.wait else session.info()
     apps = [f"{app.title}: {app.url}" for app in known.apps]

@@ -15,7 +15,7 @@ from carme.scaling import Choice, Curve, Prediction, choices, marks, read_file
 from carme.translation import message as _
 from carme.wording import number, percent
 
-__all__ = ["NOT_POSSIBLE", "add", "choice_words", "of", "show", "size_words"]
+__all__ = ["NOT_POSSIBLE", "add", "choice_words", "read_prediction", "show", "size_words"]
 
 #: When a choice starts that this site cannot start.
 NOT_POSSIBLE = "not possible"
@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def of(options: argparse.Namespace) -> Prediction | None:
+def read_prediction(options: argparse.Namespace) -> Prediction | None:
     """What is kept with the job, which a sentence also says; None: no --scaling. Raises InvalidRequest."""
     curve = _curve(options)
     if curve is None:

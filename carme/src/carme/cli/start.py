@@ -153,7 +153,7 @@ def _submit(options: argparse.Namespace) -> int:
             "stage": parse_stages(options.stage, datasets()) if options.stage else [],
             "results": str(Path(options.results).absolute()) if options.results else None,
             "workdir": _workdir(options),
-            "prediction": predictions.of(options),
+            "prediction": predictions.read_prediction(options),
         }
     )
     _check_room(request.results)
@@ -331,7 +331,7 @@ def _through_portal(
             workdir=workdir,
             stage=stage,
             results=results,
-            prediction=predictions.of(options),
+            prediction=predictions.read_prediction(options),
         )
         if options.array:
             job_id = site.array(what, options.array, *arguments, **requested).id

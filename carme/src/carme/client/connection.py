@@ -164,7 +164,7 @@ class Connection:
         try:
             request = self._client.build_request(method, path, json=body, params=given or None)
         except UnicodeEncodeError as error:
-            raise _no_text(error) from None
+            raise _not_encodable(error) from None
         answer = self._answer(request)
         return answer.json() if answer.content else None
 
@@ -204,8 +204,8 @@ class Connection:
         try:
             yield
         except httpx.HTTPError as error:
-            if refused := _distrust(error):
-                raise _untrusted(self.url, refused) from None
+            if refused := _certificate_error(error):
+                raise _untrusted_error(self.url, refused) from None
             raise Unreachable(
                 _(
                     "The portal at {url} does not answer: {error}.",
@@ -216,7 +216,7 @@ class Connection:
             ) from None
 
 
-def _no_text(error: UnicodeEncodeError) -> InvalidRequest:
+def _not_encodable(error: UnicodeEncodeError) -> InvalidRequest:
     """What to say of a text that JSON cannot hold, shown as people know its bytes."""
     text = error.object
     whole = text[text.rfind('"', 0, error.start) + 1 : text.find('"', error.end)]
@@ -227,20 +227,20 @@ def _no_text(error: UnicodeEncodeError) -> InvalidRequest:
     )
 
 
-def _distrust(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
     """Why a certificate was not accepted, if that is the cause."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error
 
 
-def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> Unreachable:
+def _untrusted_error(url: str, error: ssl.SSLCertVerificationError) -> Unreachable:
     why = (error.verify_message or str(error)).rstrip(".")
     message = _("The certificate of the portal at {url} is not trusted here: {why}.", url=url, why=why)
     if error.verify_code in _WRONG_ITSELF:
         return Unreachable(
             message,
-            _("{named} Check the address and this computer's clock.", named=_named(url)),
+            _("{named} Check the address and this computer's clock.", named=_certificate_names(url)),
             "certificate",
         )
     return Unreachable(
@@ -248,7 +248,7 @@ def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> Unreachable:
         _(
             "{named} If your site has an authority of its own, get its certificate from your "
             "administrators, then: carme login {url} --ca FILE",
-            named=_named(url),
+            named=_certificate_names(url),
             url=url,
         ),
         "certificate",
@@ -259,7 +259,7 @@ def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> Unreachable:
 _WRONG_ITSELF = (9, 10, 62, 64)
 
 
-def _named(url: str) -> str:
+def _certificate_names(url: str) -> str:
     """Which certificate it is: whose, by whom, and its fingerprint, by which administrators know it."""
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256

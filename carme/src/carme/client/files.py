@@ -35,7 +35,7 @@ class Files:
 
     def list(self, path: str | None = None) -> api.FolderOut:
         """What is in a folder; in my home without one."""
-        return api.FolderOut.model_validate(self._connection.ask("GET", _at("files", path)))
+        return api.FolderOut.model_validate(self._connection.ask("GET", _with_query("files", path)))
 
     def places(self) -> list[api.PlaceOut]:
         """The folders that the portal shows, with all that is in them."""
@@ -74,7 +74,7 @@ class Files:
                 # The same file sent to the same place is the same upload.
                 known = f"{file.resolve()}\0{path}\0{state.st_size}\0{state.st_mtime_ns}"
                 upload = hashlib.sha256(os.fsencode(known)).hexdigest()[:32]
-                reported = self._connection.ask("GET", _at("files/upload", path, id=upload))
+                reported = self._connection.ask("GET", _with_query("files/upload", path, id=upload))
                 if reported["exists"] and not replace:
                     raise InvalidRequest(
                         _("There is something called {path!r} already.", path=path),
@@ -153,17 +153,17 @@ class Files:
     def make_folder(self, path: str) -> str:
         """A new folder; its path."""
         parent, _slash, name = path.rstrip("/").rpartition("/")
-        found = self._connection.ask("POST", _at("files/folders", parent or "/"), {"name": name})
+        found = self._connection.ask("POST", _with_query("files/folders", parent or "/"), {"name": name})
         return api.PlaceOut.model_validate(found).path
 
     def rename(self, path: str, name: str) -> str:
         """Another name, in the same folder; the new path."""
-        found = self._connection.ask("PATCH", _at("files", path), {"name": name})
+        found = self._connection.ask("PATCH", _with_query("files", path), {"name": name})
         return api.PlaceOut.model_validate(found).path
 
     def delete(self, path: str) -> None:
         """A file, or a folder with all that is in it."""
-        self._connection.ask("DELETE", _at("files", path))
+        self._connection.ask("DELETE", _with_query("files", path))
 
     def _fetch(self, path: str, partial: Path, mark: Path, progress: Progress | None) -> None:
         """Bring `partial` to the whole file; `mark` names the file's version that the part is of."""
@@ -198,5 +198,5 @@ def _query(path: str, **values: object) -> str:
     return urlencode({"path": os.fsencode(path), **values})
 
 
-def _at(address: str, path: str | None, **values: object) -> str:
+def _with_query(address: str, path: str | None, **values: object) -> str:
     return f"{address}?{_query(path, **values)}" if path is not None else address

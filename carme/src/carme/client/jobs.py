@@ -385,7 +385,7 @@ class Jobs:
         Raises:
             InvalidRequest: With the field, and what is possible.
         """
-        body = self._what(what, arguments, [(arguments, named or {})]) | _given(options, what)
+        body = self._payload(what, arguments, [(arguments, named or {})]) | _option_values(options, what)
         found = self._connection.ask("POST", "jobs", body)
         return Job(self._connection, found["id"], returns=callable(what))
 
@@ -404,7 +404,7 @@ class Jobs:
         Raises:
             InvalidRequest: With the field, and what is possible.
         """
-        body = self._what(what, arguments, None) | _given(options, what) | {"array": tasks}
+        body = self._payload(what, arguments, None) | _option_values(options, what) | {"array": tasks}
         found = self._connection.ask("POST", "jobs", body)
         return Array(self._connection, found["id"], arrays.numbers(tasks))
 
@@ -431,11 +431,11 @@ class Jobs:
         if not calls:
             return Array(self._connection, None, ())
         tasks = arrays.expression(len(calls), at_once)
-        body = self._what(function, (), calls) | _given(options, function) | {"array": tasks}
+        body = self._payload(function, (), calls) | _option_values(options, function) | {"array": tasks}
         found = self._connection.ask("POST", "jobs", body)
         return Array(self._connection, found["id"], range(len(calls)), returns=True)
 
-    def _what(self, what: Any, arguments: tuple[Any, ...], calls: Sequence[Call] | None) -> dict[str, Any]:
+    def _payload(self, what: Any, arguments: tuple[Any, ...], calls: Sequence[Call] | None) -> dict[str, Any]:
         """The part of a request that says what runs."""
         if isinstance(what, str | Path):
             return {"script": wire(_script(Path(what))), "arguments": list(map(str, arguments))}
@@ -515,7 +515,7 @@ def _script(path: Path) -> str:
     return text
 
 
-def _given(options: JobOptions, what: Any) -> dict[str, Any]:
+def _option_values(options: JobOptions, what: Any) -> dict[str, Any]:
     """What is requested, by the API's names; the job's name is by default that of what it runs."""
     for name in options:
         if name not in JobOptions.__annotations__:
@@ -538,7 +538,9 @@ def _packed(values: Sequence[Any], function: Callable[..., Any]) -> list[bytes]:
     """Each of them pickled, with what the function's own module has. Raises InvalidRequest."""
     module = sys.modules.get(getattr(function, "__module__", ""), None)
     is_local = (
-        module is not None and module.__name__ != "__main__" and _is_mine(getattr(module, "__file__", None))
+        module is not None
+        and module.__name__ != "__main__"
+        and _is_local_module(getattr(module, "__file__", None))
     )
     if is_local and module is not None:
         cloudpickle.register_pickle_by_value(module)  # the job cannot import what lies here
@@ -590,7 +592,7 @@ def _order(packed: Sequence[bytes], keep: Callable[[bytes], str]) -> dict[str, A
     }
 
 
-def _is_mine(file: str | None) -> bool:
+def _is_local_module(file: str | None) -> bool:
     """Whether a module lies neither in the standard library nor among installed packages."""
     if file is None:
         return False

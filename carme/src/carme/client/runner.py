@@ -35,13 +35,13 @@ def main() -> int:
             f"The function was sent from Python {order['python']}, and the job runs {here}; functions travel "
             "between the same versions only. Choose an image with that version, or submit a script."
         )
-        return _leave(folder, error=message)
+        return _write_result(folder, error=message)
     pickler = _cloudpickle(folder / "files/cloudpickle.py")
     try:
         packed = _packed(order, int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
     except OSError as error:
         message = f"{order['input']}, in which function and arguments lay, cannot be read: {error.strerror}."
-        return _leave(folder, error=f"{message} Submit the job anew.")
+        return _write_result(folder, error=f"{message} Submit the job anew.")
     try:
         function, (arguments, named) = map(pickle.loads, packed)
         value = pickler.dumps(function(*arguments, **named))
@@ -51,8 +51,8 @@ def main() -> int:
             raised = pickler.dumps(error)
         except Exception:
             raised = None
-        return _leave(folder, error=traceback.format_exc(), raised=raised)
-    return _leave(folder, value=value)
+        return _write_result(folder, error=traceback.format_exc(), raised=raised)
+    return _write_result(folder, value=value)
 
 
 def _packed(order: "dict[str, typing.Any]", task: int) -> "tuple[bytes, bytes]":
@@ -84,7 +84,7 @@ def _cloudpickle(path: Path) -> types.ModuleType:
         return module
 
 
-def _leave(folder: Path, value: bytes = b"", error: str = "", raised: "bytes | None" = None) -> int:
+def _write_result(folder: Path, value: bytes = b"", error: str = "", raised: "bytes | None" = None) -> int:
     """Write the result, whole or not at all."""
     text = json.dumps(
         {

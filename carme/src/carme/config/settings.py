@@ -271,7 +271,7 @@ class HeadsSettings(_Table):
     lease_seconds: int = Field(default=20, ge=15, le=600)
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.address:
             try:
                 ip_interface(self.address)
@@ -302,7 +302,7 @@ class PolicySettings(_Table):
     exempt_partitions: list[Word] = []
 
     @model_validator(mode="after")
-    def _stops_by_what_warns(self) -> Self:
+    def _check_stop_rules(self) -> Self:
         unknown = sorted(set(self.stops_by) - set(self.alerts))
         if unknown:
             raise ValueError(f"{unknown[0]!r} in stop must be among alerts: nobody would be warned")
@@ -343,7 +343,7 @@ class OidcSettings(_Table):
     name: str = "single sign-on"
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_consistency(self) -> Self:
         here = re.match(r"http://(localhost|127\.0\.0\.1)(:\d+)?(/|\Z)", self.issuer)
         if self.issuer and not (here or re.match(r"https://[^/\s]+", self.issuer)):
             raise ValueError(f"has the issuer {self.issuer!r}; one is like 'https://login.example.org'")
@@ -379,7 +379,7 @@ class LdapSettings(_Table):
     admin_group: str = ""
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.url and not re.match(r"ldaps?://[^/\s]+\Z", self.url):
             raise ValueError(f"has the url {self.url!r}; one is like 'ldaps://ldap.example.org'")
         if self.url and not self.base:

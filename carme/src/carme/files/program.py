@@ -110,7 +110,7 @@ def datasets(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
     from carme.storage.readers import readers
 
     found: dict[str, Any] = {}
-    whose: dict[str, str] = {}
+    readers_by_path: dict[str, str] = {}
     folder = os.path.join(os.environ["HOME"], path)
     for name in sorted(os.listdir(folder) if os.path.isdir(folder) else ()):
         if not name.endswith(".json") or len(found) == MOST_DATASETS:
@@ -122,8 +122,8 @@ def datasets(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
         except (OSError, ValueError, TypeError, KeyError):
             continue  # it is not a dataset
         found[name.removesuffix(".json")] = values
-        whose |= {each: readers(each) for each in paths}
-    return {"datasets": found, "readers": whose}
+        readers_by_path |= {each: readers(each) for each in paths}
+    return {"datasets": found, "readers": readers_by_path}
 
 
 def read(source: BinaryIO, sink: BinaryIO, path: str, offset: int = 0, length: int | None = None) -> None:

@@ -126,18 +126,18 @@ def _status(options: argparse.Namespace) -> int:
         print(f"{holder.name} is the active head (epoch {holder.epoch}, seen {holder.age:.0f} s ago).")
     else:
         print(f"{holder.name} was the active head (epoch {holder.epoch}); its lease has run out.")
-    print(f"This is {me}. Running here: {_about_units(units)}.")
+    print(f"This is {me}. Running here: {_describe_units(units)}.")
     if holder is None or holder.name != me:
-        print(_about_copy(copied))
+        print(_describe_copy(copied))
     return 0
 
 
-def _about_units(units: Mapping[str, str]) -> str:
+def _describe_units(units: Mapping[str, str]) -> str:
     running = [unit for unit, condition in units.items() if condition == "active"]
     return listing(running) if running else "nothing"
 
 
-def _about_copy(copied: state.Copied | None) -> str:
+def _describe_copy(copied: state.Copied | None) -> str:
     if copied is None:
         return "The active head's state was never copied to this one."
     text = f"The state of {copied.source} was copied {state.age(copied):.0f} s ago."
@@ -158,7 +158,7 @@ def _promote(options: argparse.Namespace) -> int:
                     "The active head's state was never copied to this one: its secrets are not here.",
                     "Run carme-head pull, or use --force after a restore by carme-backup.",
                 )
-            print(_about_copy(copied))
+            print(_describe_copy(copied))
         begun = time.monotonic()
         promotion.promote(lease, me, options.force, lambda text: print(text, flush=True))
         print(f"{me} is the active head after {time.monotonic() - begun:.0f} s.")

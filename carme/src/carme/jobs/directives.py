@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         (("-a", "--array"), "array", str),
         (("-D", "--chdir"), "workdir", str),
         (("-t", "--time"), "time", _minutes),
-        (("-N", "--nodes"), "nodes", _first),
+        (("-N", "--nodes"), "nodes", _smallest),
         (("-n", "--ntasks"), "tasks", _count),
         (("--ntasks-per-node",), "tasks_per_node", _count),
         (("-c", "--cpus-per-task"), "cpus_per_task", _count),
@@ -155,7 +155,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _first(text: str) -> int:
+def _smallest(text: str) -> int:
     """The smallest of `2` or `2-4`."""
     count = _count(text.partition("-")[0])
     if count < 1:

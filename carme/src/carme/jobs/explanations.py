@@ -235,7 +235,7 @@ def waiting_for(reason: str, detail: str = "") -> str:
         reason: Slurm's word for it, as squeue shows it.
         detail: What else is known about it: a limit and its use, when a booking begins.
     """
-    reason, head, text = _taken_apart(reason)
+    reason, head, text = _split_reason(reason)
     word = head.split(",")[0].strip()  # ReqNodeNotAvail, UnavailableNodes:n1
     detail = detail or text
     if word == "Resources" and detail:
@@ -254,7 +254,7 @@ def waiting_for(reason: str, detail: str = "") -> str:
     )
 
 
-def _taken_apart(reason: str) -> tuple[str, str, str]:
+def _split_reason(reason: str) -> tuple[str, str, str]:
     """The reason as it is, what of it Slurm knows, and the free text in brackets that follows it.
 
     squeue puts the whole into brackets in one of its columns. Inside there may be more: nodes that are away

@@ -188,10 +188,10 @@ def _clashes(
     reservations: Iterable[Reservation],
 ) -> Iterable[tuple[datetime, str]]:
     """When others first need what the job holds, between its present and its wanted end."""
-    mine = frozenset(expand(job.node_list))
-    claims = [claim for claim in _claims(job, jobs, reservations, cluster) if claim.nodes & mine]
-    nodes = [node for node in cluster.nodes if node.name in mine]
-    holding = _Claim(ends, wanted, mine, *_each(job), "")
+    job_nodes = frozenset(expand(job.node_list))
+    claims = [claim for claim in _claims(job, jobs, reservations, cluster) if claim.nodes & job_nodes]
+    nodes = [node for node in cluster.nodes if node.name in job_nodes]
+    holding = _Claim(ends, wanted, job_nodes, *_per_node(job), "")
     for claim in claims:
         start = max(claim.start, ends)
         if not claim.why or start >= wanted or (claim.end and claim.end <= start):
@@ -213,7 +213,7 @@ def _claims(
         # What runs within a reservation uses what the reservation claims already.
         if other.id == job.id or other.reservation in present:
             continue
-        each = _each(other)
+        each = _per_node(other)
         limit = timedelta(minutes=other.minutes_limit) if other.minutes_limit is not None else None
         if other.is_running and other.started:
             yield _Claim(other.started, other.ends, frozenset(expand(other.node_list)), *each, "")
@@ -244,7 +244,7 @@ def _claims(
         )
 
 
-def _each(job: Job) -> tuple[float, float, float]:
+def _per_node(job: Job) -> tuple[float, float, float]:
     """Processors, memory and GPUs on each of a job's nodes."""
     nodes = max(1, job.nodes)
     return job.cpus / nodes, job.memory_mb / nodes, job.gpus / nodes

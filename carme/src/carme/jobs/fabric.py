@@ -95,10 +95,10 @@ class FabricConnection:
         self._writer.transport.abort()
 
     async def _prove(self, key: bytes) -> None:
-        mine = secrets.token_bytes(32)
-        self._send({"protocol": PROTOCOL, "challenge": mine.hex()})
+        own_challenge = secrets.token_bytes(32)
+        self._send({"protocol": PROTOCOL, "challenge": own_challenge.hex()})
         answer = await self._receive()
-        challenges = mine + bytes.fromhex(answer["challenge"])
+        challenges = own_challenge + bytes.fromhex(answer["challenge"])
 
         def proof(role: str) -> bytes:
             return hmac.digest(key, f"{PROTOCOL}\0{role}\0".encode() + challenges, hashlib.sha256)

@@ -106,7 +106,7 @@ def _was_never_launched(job: JobRecord) -> bool:
     return job.state is JobState.CANCELLED and job.cancelled_by == "slurm" and bool(job.node_list)
 
 
-def _what(job: JobRecord) -> str:
+def _kind_word(job: JobRecord) -> str:
     return _("session") if job.kind == "session" else _("job")
 
 
@@ -118,7 +118,7 @@ def _cancelled_by_somebody(job: JobRecord) -> str:
     """A job that was cancelled, where Slurm does not say by whom (yet, or without accounting)."""
     if job.reason == NEVER_BEGUN:
         return ending_sentence(job, Ending.STOPPED)
-    what, again = _what(job), _again(job)
+    what, again = _kind_word(job), _again(job)
     return _(
         "The {what} was cancelled, and Slurm does not record by whom; {again} to continue.",
         what=what,
@@ -217,7 +217,7 @@ def ending_sentence(job: JobRecord, ending: Ending) -> str:
         case Ending.LOST if job.exit_code == Exit.BEGUN_BEFORE:
             template = noop("Slurm lost the {what} when it was restarted just as the {what} began; {again}.")
         case Ending.DIED | Ending.DIED_AT_START:
-            template = _death(job)
+            template = _failure_template(job)
         case _:
             template = _SENTENCES[ending]
     return _filled(template, job, ending)
@@ -228,7 +228,7 @@ def _filled(template: str, job: JobRecord, ending: Ending) -> str:
     on_one_node = job.nodes <= 1 and job.node_list
     at_start = ending is Ending.DIED_AT_START and job.kind == "session"
     values = {
-        "what": _what(job),
+        "what": _kind_word(job),
         "again": _again(job),
         "where": _("node {node_list}", node_list=job.node_list) if on_one_node else _("one of its nodes"),
         "node": _failed_node(job),
@@ -246,7 +246,7 @@ def _failed_node(job: JobRecord) -> str:
     return job.failed_node or (job.node_list if job.nodes <= 1 else "")
 
 
-def _death(job: JobRecord) -> str:
+def _failure_template(job: JobRecord) -> str:
     """The template for a job that failed by itself."""
     if job.exit_code in _EXITS:
         return _EXITS[job.exit_code]

@@ -33,7 +33,7 @@ def _name(text: str) -> str:
     return text
 
 
-def _word(text: str) -> str:
+def _check_word(text: str) -> str:
     if not _WORD.fullmatch(text):
         raise ValueError(_("must be 1 to 64 letters, digits, dots, underscores or hyphens"))
     return text
@@ -41,7 +41,7 @@ def _word(text: str) -> str:
 
 def _image(text: str) -> str:
     name, at, owner = text.partition("@")
-    _word(name)
+    _check_word(name)
     if at and not is_account_name(owner):
         raise ValueError(_("must be an image's name, or one with '@' and its owner"))
     if len(text) > MAXIMUM_IMAGE:
@@ -79,7 +79,7 @@ def _files(files: dict[str, str]) -> dict[str, str]:
     return files
 
 
-Word = Annotated[str, AfterValidator(_word)]
+Word = Annotated[str, AfterValidator(_check_word)]
 #: An image of the site, `torch`, or of a user's own, `torch-mine@alice`.
 ImageName = Annotated[str, AfterValidator(_image)]
 Argument = Annotated[str, AfterValidator(_printable)]
@@ -178,7 +178,7 @@ class JobRequest(Resources):
     workdir: Annotated[str, AfterValidator(check_path)] | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.kind == "session" and self.image is None:
             raise ValueError(_("for a session must name an image"))
         if self.kind == "session" and self.array is not None:
@@ -207,7 +207,7 @@ class SessionOptions(Resources):
     app: Word = "lab"
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_consistency(self) -> Self:
         _check_file(self.image, self.image_file)
         return self
 

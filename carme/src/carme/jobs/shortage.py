@@ -53,7 +53,7 @@ def running_on(jobs: Iterable[Job]) -> dict[str, list[Held]]:
     for job in jobs:
         if job.is_active and not job.is_pending:
             ends, reservation = job.ends or _NEVER, job.reservation or ""
-            held = Held(job.id, job.user, job.gpu_type, _each(job), ends, reservation)
+            held = Held(job.id, job.user, job.gpu_type, _per_node(job), ends, reservation)
             for name in expand(job.node_list):
                 found.setdefault(name, []).append(held)
     for there in found.values():
@@ -76,8 +76,8 @@ def shortage(
         running: What jobs hold, see `running_on`.
         reservations: Those of the cluster, which keep nodes from jobs that do not name them.
     """
-    needed, kind = _each(job), job.gpu_type
-    able = [node for node in cluster.members(job.partition) if _has(_size(node, kind), needed)]
+    needed, kind = _per_node(job), job.gpu_type
+    able = [node for node in cluster.members(job.partition) if _suffices(_size(node, kind), needed)]
     own = next((reservation for reservation in reservations if reservation.name == job.reservation), None)
     if own is not None:
         able = [node for node in able if node.name in own.node_names]
@@ -91,7 +91,7 @@ def shortage(
     count = max(1, job.nodes)
     if len(waits) < count:
         gone = [node.name for node in able if not node.available]
-        return _("down or drained: {gone}", gone=_some(gone)) if gone else ""
+        return _("down or drained: {gone}", gone=_list_names(gone)) if gone else ""
     first = sorted(waits, key=lambda wait: (wait.until, sum(wait.lacks)))[:count]
     short = [wait for wait in first if any(wait.lacks)]
     if not short:
@@ -101,11 +101,11 @@ def shortage(
     holders = {each.job_id: each.user for each in held if each.job_id}
     saved_for = {each.reservation: each.begins for each in held if not each.job_id}
     until = max(wait.until for wait in short)
-    what = {"amounts": _amounts(lacks), "nodes": _some([wait.node for wait in short])}
+    what = {"amounts": _amounts(lacks), "nodes": _list_names([wait.node for wait in short])}
     if not held:
         return _("{amounts} must become free on {nodes}", **what)
-    why = _both(
-        _("in use by {holders}", holders=_holders(job.user, holders)) if holders else "",
+    why = _join_parts(
+        _("in use by {holders}", holders=_describe_holders(job.user, holders)) if holders else "",
         _reservations(saved_for, now),
     )
     if until >= _NEVER:
@@ -118,7 +118,7 @@ def shortage(
     )
 
 
-def _both(first: str, second: str) -> str:
+def _join_parts(first: str, second: str) -> str:
     """Both of two parts of a sentence, or the one that is not empty."""
     return _("{first} and {last}", first=first, last=second) if first and second else first or second
 
@@ -136,7 +136,7 @@ def reserved_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservatio
                 "{kept} until {until}: {nodes}",
                 kept=_reservations({each.name: begins}, now),
                 until=moment_text(each.end, now),
-                nodes=_some(nodes),
+                nodes=_list_names(nodes),
             )
     return ""
 
@@ -170,7 +170,7 @@ def _reserved(reservation: Reservation, node: Node, there: Iterable[Held], now: 
 def _reservations(begins_of: Mapping[str, datetime | None], now: datetime) -> str:
     """For which reservations nodes are kept, as a part of a sentence; empty for none."""
     if len(begins_of) > 1:
-        return _("kept for the reservations {names}", names=_some(sorted(begins_of)))
+        return _("kept for the reservations {names}", names=_list_names(sorted(begins_of)))
     for name, begins in begins_of.items():
         if begins:
             return _(
@@ -182,7 +182,7 @@ def _reservations(begins_of: Mapping[str, datetime | None], now: datetime) -> st
     return ""
 
 
-def _has(amounts: _Amounts, needed: _Amounts) -> bool:
+def _suffices(amounts: _Amounts, needed: _Amounts) -> bool:
     return amounts[0] >= needed[0] and amounts[1] >= needed[1] and amounts[2] >= needed[2]
 
 
@@ -206,10 +206,12 @@ def _wait(
         if not ((lacks[0] and gpus) or (lacks[1] and cpus) or (lacks[2] and memory_mb)):
             continue
         holders.append(held)
-        if not _has(free, needed):
+        if not _suffices(free, needed):
             free = (free[0] + gpus, free[1] + cpus, free[2] + memory_mb)
             until = held.ends
-    return _Wait(node.name, (lacks[0], lacks[1], lacks[2]), holders, until if _has(free, needed) else _NEVER)
+    return _Wait(
+        node.name, (lacks[0], lacks[1], lacks[2]), holders, until if _suffices(free, needed) else _NEVER
+    )
 
 
 def _size(node: Node, kind: str | None) -> _Amounts:
@@ -217,7 +219,7 @@ def _size(node: Node, kind: str | None) -> _Amounts:
     return gpus, node.cpus, node.memory_mb
 
 
-def _each(job: Job) -> _Amounts:
+def _per_node(job: Job) -> _Amounts:
     """What a job has of each node, rounded up."""
     nodes = max(1, job.nodes)
     return -(-job.gpus // nodes), -(-job.cpus // nodes), -(-job.memory_mb // nodes)
@@ -233,18 +235,22 @@ def _amounts(lacks: Sequence[int]) -> str:
     return listing(part for part, many in zip(parts, lacks, strict=True) if many)
 
 
-def _holders(user: str, holders: Mapping[int, str]) -> str:
+def _describe_holders(user: str, holders: Mapping[int, str]) -> str:
     mine = [str(job_id) for job_id, owner in sorted(holders.items()) if owner == user]
     others = len(holders) - len(mine)
     own = ""
     if mine:
         own = (
-            _("your job {mine}", mine=mine[0]) if len(mine) == 1 else _("your jobs {mine}", mine=_some(mine))
+            _("your job {mine}", mine=mine[0])
+            if len(mine) == 1
+            else _("your jobs {mine}", mine=_list_names(mine))
         )
-    return _both(own, plural("{count} job of others", "{count} jobs of others", others) if others else "")
+    return _join_parts(
+        own, plural("{count} job of others", "{count} jobs of others", others) if others else ""
+    )
 
 
-def _some(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     more = len(names) - NAMED
     if more > 0:
         return _("{names} and {more} more", names=", ".join(names[:NAMED]), more=more)

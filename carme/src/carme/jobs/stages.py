@@ -100,7 +100,7 @@ class Stage(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, values: Any) -> Any:
+    def _default_name(cls, values: Any) -> Any:
         if isinstance(values, dict) and not values.get("name"):
             last = str(values.get("source", "")).rstrip("/").rsplit("/", 1)[-1]
             name = re.sub(r"[^A-Za-z0-9_.-]", "-", last)[:64].lstrip(".-") or "data"

@@ -35,7 +35,7 @@ class Job(JobRecord):
         reason = "BurstBufferStageIn" if staging else self.reason
         return waiting_for(reason, self.detail) if self.is_pending else ""
 
-    def on(self, cluster: Cluster) -> Self:
+    def with_whole_nodes(self, cluster: Cluster) -> Self:
         """The same with all that its nodes have, where it gets them whole but Slurm does not count that.
 
         While such a job waits Slurm counts what it asks for alone; then its planned nodes count, or the least

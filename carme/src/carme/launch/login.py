@@ -119,10 +119,10 @@ def _ask(shell: str, base: dict[str, str], seconds: float) -> tuple[dict[str, st
             return _parsed(text), "", ""
         size = errors.seek(0, os.SEEK_END)
         errors.seek(max(0, size - _ERRORS))
-        return None, _why(shell, code, seconds), errors.read().decode(errors="replace").strip()
+        return None, _explain_failure(shell, code, seconds), errors.read().decode(errors="replace").strip()
 
 
-def _why(shell: str, code: int | None, seconds: float) -> str:
+def _explain_failure(shell: str, code: int | None, seconds: float) -> str:
     files = "Your login files (~/.profile and the like)"
     if code is None:
         return (

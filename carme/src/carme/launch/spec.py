@@ -88,10 +88,10 @@ class JobSpec(NamedTuple):
             ValueError: It is damaged.
         """
         try:
-            spec = cls(**_known(cls, values))
+            spec = cls(**_known_fields(cls, values))
             return spec._replace(
-                stage=[StageSpec(**_known(StageSpec, stage)) for stage in values.get("stage") or ()],
-                staging=StagingPlaces(**_known(StagingPlaces, values.get("staging") or {})),
+                stage=[StageSpec(**_known_fields(StageSpec, stage)) for stage in values.get("stage") or ()],
+                staging=StagingPlaces(**_known_fields(StagingPlaces, values.get("staging") or {})),
             )
         except (AttributeError, TypeError) as error:
             raise ValueError(f"no specification of a job: {error}") from error
@@ -104,5 +104,5 @@ class JobSpec(NamedTuple):
         }
 
 
-def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+def _known_fields(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in kind._fields}

@@ -58,7 +58,7 @@ def stage(spec: JobSpec, folder: str, job_id: str, nodes: int, private: str) -> 
         os.makedirs(f"{private}/data", 0o700, exist_ok=True)
         staged.environment["CARME_DATA"] = f"{private}/data"
     for wanted in spec.stage:
-        path = _bring(wanted, places, job_id, staged)
+        path = _copy_stage(wanted, places, job_id, staged)
         if spec.image and wanted.target == "ram":
             # A container has a /dev/shm of its own, into which nothing of this one can be bound.
             mounted = f"{private}/memory-{wanted.key}"
@@ -91,7 +91,7 @@ def stage(spec: JobSpec, folder: str, job_id: str, nodes: int, private: str) -> 
     return staged
 
 
-def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged) -> str:
+def _copy_stage(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged) -> str:
     name, source = wanted.name, wanted.source
     begun, printed, speed = time.monotonic(), 0.0, Rates()
 
@@ -123,7 +123,7 @@ def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged
                 staged.binds.append(place)
             staged.environment["CARME_BEEOND"] = place
         else:
-            place, limit = _place(wanted.target, places)
+            place, limit = _cache_place(wanted.target, places)
             path, held, was_there = Cache(place, limit).hold(
                 wanted.key, source, wanted.version, job=job_id, notify=report
             )
@@ -159,7 +159,7 @@ def _into_beeond(wanted: StageSpec, places: StagingPlaces, job_id: str, notify: 
     return path, False
 
 
-def _place(target: str, places: StagingPlaces) -> tuple[str, int]:
+def _cache_place(target: str, places: StagingPlaces) -> tuple[str, int]:
     if target == "local":
         return f"{places.cache}/users/{os.getuid()}", places.cache_gb << 30
     if not places.scratch:

@@ -185,7 +185,7 @@ def rank_curves(found: dict[str, Series], begin: float, step: float) -> list[Cur
             step=step * every,
             values=[
                 None if value is None else round(min(1.0, value), 3)
-                for value in _thin(found[part][node, str(rank)], every)
+                for value in _downsample(found[part][node, str(rank)], every)
             ],
         )
         for rank, node in ranks
@@ -194,7 +194,7 @@ def rank_curves(found: dict[str, Series], begin: float, step: float) -> list[Cur
     ]
 
 
-def _whole(found: dict[str, Series], name: str) -> list[float | None]:
+def _job_line(found: dict[str, Series], name: str) -> list[float | None]:
     """A line that is neither a node's nor a GPU's."""
     return found[name].get(("", ""), [])
 
@@ -217,15 +217,15 @@ def rank_use(rank: int, node: str, sums: dict[str, float]) -> RankUse:
 
 
 def _training(found: dict[str, Series], each: list[RankUse]) -> TrainingUse | None:
-    if not (ranks := _most(_whole(found, "ranks"))):
+    if not (ranks := _most(_job_line(found, "ranks"))):
         return None
     # The run may be shorter than what the rates look back: their ratio is right where each of them is not.
-    trained, steps = _mean(_whole(found, "trained")), _mean(_whole(found, "steps"))
+    trained, steps = _mean(_job_line(found, "trained")), _mean(_job_line(found, "steps"))
     # Where no speed is known yet, the ranks' own sums say how long their steps took.
     since_start = _mean([rank.step_seconds for rank in each])
 
     def share(name: str, most: float) -> float | None:
-        part = _mean(_whole(found, name))
+        part = _mean(_job_line(found, name))
         return min(most, part / trained) if part is not None and trained else None
 
     return TrainingUse(
@@ -234,7 +234,7 @@ def _training(found: dict[str, Series], each: list[RankUse]) -> TrainingUse | No
         samples_per_second=share("samples", math.inf),
         data_wait=share("data_wait", 1.0),
         rank_wait=share("rank_wait", 1.0),
-        loss=_last(_whole(found, "loss")),
+        loss=_last(_job_line(found, "loss")),
         each=each,
     )
 
@@ -247,11 +247,11 @@ def _training_curves(found: dict[str, Series], begin: float, step: float, every:
         ("samples", "all ranks", "samples"),
         ("loss", "mean of the ranks", "loss"),
     ):
-        known = _known(values := _whole(found, over))
+        known = _known(values := _job_line(found, over))
         if not known:
             continue
         top = None if what == "wait" else max(map(abs, known)) or 1.0
-        thin = _thin(values, every)
+        thin = _downsample(values, every)
         yield Curve(
             what=what,
             name=name,
@@ -276,7 +276,7 @@ def curves_of(found: dict[str, Series], begin: float, step: float) -> list[Curve
             whole = _last(found[part].get((node, gpu))) if part else 1.0
             if not whole:
                 continue
-            thin = _thin(values, every)
+            thin = _downsample(values, every)
             curves.append(
                 Curve(
                     what=what,
@@ -309,7 +309,7 @@ def _io_curves(found: dict[str, Series], begin: float, step: float, every: int) 
 def _network_curves(found: dict[str, Series], begin: float, step: float, every: int) -> Iterator[Curve]:
     """What each node received from the network and sent in each second, where that is the job's alone."""
     rates = {
-        f"{node} {what}": _thin(values, every)
+        f"{node} {what}": _downsample(values, every)
         for what in ("received", "sent")
         for (node, _gpu), values in sorted(found[what].items())
     }
@@ -332,7 +332,7 @@ def _thinning(found: dict[str, Series]) -> int:
     return max(1, math.ceil(longest / CURVE_POINTS))
 
 
-def _thin(values: list[float | None], every: int) -> list[float | None]:
+def _downsample(values: list[float | None], every: int) -> list[float | None]:
     """The means of so many values each."""
     return [_mean(values[place : place + every]) for place in range(0, len(values), every)]
 

@@ -61,7 +61,7 @@ def identity(report: Report) -> list[Fact]:
 def facts(report: Report) -> list[Fact]:
     """What is known of it."""
     usage = report.usage
-    found = [*_course(report), *_prediction(report)]
+    found = [*_times(report), *_prediction(report)]
     if usage is None:
         return [*found, Fact(_("Used"), _why_unknown(report))]
     if report.trouble:
@@ -80,7 +80,7 @@ def facts(report: Report) -> list[Fact]:
     return found
 
 
-def _course(report: Report) -> Iterator[Fact]:
+def _times(report: Report) -> Iterator[Fact]:
     """What the job was to have, and how long it waited and ran."""
     job = report.job
     gpus = number(job.gpus, "GPU")
@@ -221,7 +221,7 @@ def _parts(training: TrainingUse | RankUse) -> str:
     return joined(parts, ", ")
 
 
-def _named(curve: Curve) -> str:
+def _curve_title(curve: Curve) -> str:
     if curve.top is None:
         return curve.name
     most = _rate(curve.top) if curve.what in _FLOWS else _("{value:.4g}", value=curve.top)
@@ -236,13 +236,13 @@ def as_text(report: Report) -> str:
     for what, title in _TITLES.items():
         curves = [curve for curve in report.curves if curve.what == what]
         if curves:
-            names = max(len(_named(curve)) for curve in curves)
+            names = max(len(_curve_title(curve)) for curve in curves)
             lines += [
                 "",
                 translated(_(title)),
-                *(f"  {_named(curve):<{names}} |{spark(curve)}|" for curve in curves[:16]),
+                *(f"  {_curve_title(curve):<{names}} |{spark(curve)}|" for curve in curves[:16]),
             ]
-    lines += ["", translated(_("Advice") if report.advice else _without_advice(report))]
+    lines += ["", translated(_("Advice") if report.advice else _explain_no_advice(report))]
     for advice in report.advice:
         lines.append(f"- {translated(advice.text)}")
         if advice.change:
@@ -250,7 +250,7 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _without_advice(report: Report) -> str:
+def _explain_no_advice(report: Report) -> str:
     """Why there is no advice."""
     if not report.seen_enough:
         return _("Advice: not yet, too little of the run was seen.")
@@ -339,7 +339,7 @@ def plot(curves: list[Curve]) -> str:
     wide, high, left, above = 480, 120, max(48, 14 + 7 * max(map(len, heights))), 10
     start, end = _window(shown)
     lines, names = [], []
-    widest = 20 + 7 * max((len(_named(curve)) for curve in shown), default=0)
+    widest = 20 + 7 * max((len(_curve_title(curve)) for curve in shown), default=0)
     columns = max(1, int(wide // widest))
     for place, curve in enumerate(shown):
         colour = _COLOURS[place]
@@ -354,7 +354,7 @@ def plot(curves: list[Curve]) -> str:
                 )
                 part = []
         x, y = left + widest * (place % columns), above + high + 40 + 18 * (place // columns)
-        names.append(f'<text x="{x:.0f}" y="{y}" fill="{colour}">{escape(_named(curve))}</text>')
+        names.append(f'<text x="{x:.0f}" y="{y}" fill="{colour}">{escape(_curve_title(curve))}</text>')
     grid = [
         f'<line x1="{left}" x2="{left + wide}" y1="{y}" y2="{y}" stroke="currentColor" opacity=".2"/>'
         f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="currentColor">{words}</text>'
@@ -367,7 +367,9 @@ def plot(curves: list[Curve]) -> str:
             f'fill="currentColor">{moment}</text>'
         )
     tall = above + high + 34 + 18 * -(-len(shown) // columns)
-    label = translated(_("From 0 to {top}: {names}", top=heights[0], names=", ".join(map(_named, shown))))
+    label = translated(
+        _("From 0 to {top}: {names}", top=heights[0], names=", ".join(map(_curve_title, shown)))
+    )
     label = escape(label, quote=True)
     return (
         f'<svg viewBox="0 0 {left + wide + 10} {tall + 8}" role="img" aria-label="{label}" font-size="12">'

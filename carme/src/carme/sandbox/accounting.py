@@ -145,7 +145,7 @@ class Accounting:
         await self._save()
 
     async def limit_account(self, account: str, values: dict[str, str]) -> None:
-        known = self._known(account)
+        known = self._account(account)
         for pair in filter(None, values.get("GrpTRES", "").split(",")):
             name, _, most = pair.partition("=")
             known["resources"].pop(name, None)
@@ -161,18 +161,18 @@ class Accounting:
     async def add_member(self, account: str, user: str, partition: str = "") -> None:
         if account == DEFAULT_ACCOUNT:
             return  # everybody is in it
-        parts = self._known(account)["members"].setdefault(user, [])
+        parts = self._account(account)["members"].setdefault(user, [])
         if partition not in parts:
             parts.append(partition)
         await self._save()
 
     async def stop_member(self, account: str, user: str, *, stopped: bool) -> None:
-        known = self._known(account)
+        known = self._account(account)
         known["stopped"] = sorted({*known["stopped"], user} if stopped else {*known["stopped"]} - {user})
         await self._save()
 
     async def remove_member(self, account: str, user: str, partition: str = "") -> None:
-        known = self._known(account)
+        known = self._account(account)
         if any(job.account == account and job.user == user for job in self._active()):
             raise refusal("sacctmgr", "Job(s) active, cancel job(s) before remove")
         parts = known["members"].get(user, [])
@@ -186,7 +186,7 @@ class Accounting:
     async def coordinated_accounts(self, user: str) -> list[str]:
         return []
 
-    def _held_back(self, job: Job) -> str:
+    def _limit_reason(self, job: Job) -> str:
         """Slurm's reason why a limit of its account keeps a job from starting; empty: none does."""
         if job.account not in self._ledger.accounts:
             return ""
@@ -199,7 +199,7 @@ class Accounting:
             return "AssocGrpNodeLimit"
         return ""
 
-    def _known(self, account: str) -> dict[str, Any]:
+    def _account(self, account: str) -> dict[str, Any]:
         if account not in self._ledger.accounts:
             raise SlurmError(f"There is no account {account!r}.", "Create the project first.")
         return self._ledger.accounts[account]

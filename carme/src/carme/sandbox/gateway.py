@@ -145,12 +145,14 @@ class SandboxSlurm(Accounting, Reservations):
     async def cluster(self) -> Cluster:
         partition = Partition(name="gpu", default=True, node_names=[node.name for node in self._nodes])
         return Cluster(
-            taken=datetime.now(UTC), partitions=[partition], nodes=[self._shown(node) for node in self._nodes]
+            taken=datetime.now(UTC),
+            partitions=[partition],
+            nodes=[self._with_usage(node) for node in self._nodes],
         )
 
-    def _shown(self, node: Node) -> Node:
+    def _with_usage(self, node: Node) -> Node:
         """A node with what its jobs have of it."""
-        entries = self._on(node.name)
+        entries = self._entries_on(node.name)
         gpus = sum(len(entry.places[node.name]) for entry in entries)
         drained = not node.available
         return node.model_copy(
@@ -165,7 +167,7 @@ class SandboxSlurm(Accounting, Reservations):
     def _active(self) -> list[Job]:
         return [entry.job for entry in self._entries.values() if entry.job.is_active]
 
-    def _on(self, node: str, at: datetime | None = None) -> list[_Entry]:
+    def _entries_on(self, node: str, at: datetime | None = None) -> list[_Entry]:
         """Who holds something of a node, now or, as far as their limits show, at a moment."""
         return [
             entry
@@ -176,7 +178,7 @@ class SandboxSlurm(Accounting, Reservations):
     # -- what users do
 
     async def submit(self, order: Order, owner: UnixAccount) -> int:
-        order = self._on_this_computer(order)
+        order = self._without_empty_image(order)
         self._check(order, owner)
         # `true` takes the job: only its folder is to be made.
         done = await start_in_folder(order, owner, self._python, ["true"], "")
@@ -251,7 +253,7 @@ class SandboxSlurm(Accounting, Reservations):
 
     # -- the queue
 
-    def _on_this_computer(self, order: Order) -> Order:
+    def _without_empty_image(self, order: Order) -> Order:
         """The order without its image where that stands for this computer: an empty file."""
         image = order.spec.image
         if image is None or not Path(image).is_file() or Path(image).stat().st_size:
@@ -355,7 +357,7 @@ class SandboxSlurm(Accounting, Reservations):
 
     def _free_gpus(self, node: Node, order: Order, at: datetime) -> list[int] | None:
         """The GPUs that a job would get of a node; None: the node has no room for it."""
-        others = self._on(node.name, at)
+        others = self._entries_on(node.name, at)
         request = order.request
         total = sum(node.gpus.values())
         taken = {number for entry in others for number in entry.places[node.name]}

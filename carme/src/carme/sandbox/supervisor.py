@@ -282,11 +282,11 @@ def _free(port: int = 0) -> int:
 
 async def _answers(url: str) -> None:
     """Wait until a page is there."""
-    while not await asyncio.to_thread(_answers_now, url):  # noqa: ASYNC110  another process says nothing
+    while not await asyncio.to_thread(_is_answering, url):  # noqa: ASYNC110  another process says nothing
         await asyncio.sleep(0.1)
 
 
-def _answers_now(url: str) -> bool:
+def _is_answering(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status == 200

@@ -64,16 +64,16 @@ def choices(
     """
     sizes = {chosen}
     # Where no node has any, what is requested is shown all the same; its field says what is wrong.
-    gpus = [*_powers(most_gpus), most_gpus] if chosen[1] and most_gpus else [chosen[1]]
+    gpus = [*_powers_of_two(most_gpus), most_gpus] if chosen[1] and most_gpus else [chosen[1]]
     sizes |= {(1, each) for each in gpus}
-    sizes |= {(nodes, gpus[-1]) for nodes in (*_powers(most_nodes), most_nodes)}
+    sizes |= {(nodes, gpus[-1]) for nodes in (*_powers_of_two(most_nodes), most_nodes)}
     found = []
     for nodes, each in sorted(sizes, key=lambda size: (size[0] * max(size[1], 1), size[0])):
         try:
             found.append(Choice(nodes, each, curve.row(nodes, each), steps))
         except InvalidRequest:
             continue
-    return _fewer(found, chosen, is_possible)
+    return _shortlist(found, chosen, is_possible)
 
 
 def marks(several: Sequence[Choice]) -> tuple[Choice, Choice]:
@@ -82,14 +82,14 @@ def marks(several: Sequence[Choice]) -> tuple[Choice, Choice]:
     return cheapest, min(several, key=lambda choice: (choice.row.step_ms, choice.cost))
 
 
-def _powers(most: int) -> Iterable[int]:
+def _powers_of_two(most: int) -> Iterable[int]:
     count = 1
     while count <= most:
         yield count
         count *= 2
 
 
-def _fewer(
+def _shortlist(
     several: list[Choice], chosen: tuple[int, int], is_possible: Callable[[int, int], bool]
 ) -> list[Choice]:
     """As many as a form has room for: those that matter, and the smallest of the rest."""

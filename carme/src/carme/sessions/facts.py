@@ -17,7 +17,16 @@ from carme.translation import joined, plural
 from carme.translation import message as _
 from carme.translation.models import Sentence, WithMessages
 
-__all__ = ["Facts", "has_lost_server", "noted", "seen", "session_name", "session_of", "state_of", "timeline"]
+__all__ = [
+    "Facts",
+    "after_note",
+    "after_poll",
+    "has_lost_server",
+    "session_name",
+    "session_of",
+    "state_of",
+    "timeline",
+]
 
 EPOCH = datetime.fromtimestamp(0, UTC)  # in a note: not idle, nothing threatens
 RESOLUTION = timedelta(seconds=1)  # of Slurm's times
@@ -82,7 +91,7 @@ def session_name(job: Job) -> str | None:
     return match[1] if match else None
 
 
-def seen(facts: Facts, job: Job, now: datetime, taken: datetime | None = None) -> Facts:
+def after_poll(facts: Facts, job: Job, now: datetime, taken: datetime | None = None) -> Facts:
     """The facts after a poll of Slurm.
 
     Args:
@@ -118,7 +127,7 @@ def has_lost_server(facts: Facts, job: Job, taken: datetime | None) -> bool:
     return _waits(job.state) and facts.server_at < taken
 
 
-def noted(facts: Facts, note: SessionNote, now: datetime | None = None) -> Facts:
+def after_note(facts: Facts, note: SessionNote, now: datetime | None = None) -> Facts:
     """The facts after a note; the first time of a step holds, and the first ending.
 
     Who clears away what is ending anyway notes an ending too, which is not why it ends: nor is its message.
@@ -218,7 +227,7 @@ def session_of(facts: Facts, silent: Collection[str] = (), estimate: QueueEstima
     elif state is SessionState.SUSPENDED:
         sentence = job.explanation
     elif state is SessionState.LOST:
-        sentence = _loss(facts, reachable)
+        sentence = _lost_text(facts, reachable)
     elif state is SessionState.READY:
         sentence = _missing(facts, silent)
     running = state in (SessionState.STARTING, SessionState.READY, SessionState.STOPPING, SessionState.LOST)
@@ -282,7 +291,7 @@ def _missing(facts: Facts, silent: Collection[str]) -> str:
     )
 
 
-def _loss(facts: Facts, reachable: bool) -> str:
+def _lost_text(facts: Facts, reachable: bool) -> str:
     if _waits(facts.job.state):
         return _(
             "Slurm put the session's job back into the queue, and its server is gone; stop the session and "

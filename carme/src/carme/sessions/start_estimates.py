@@ -68,20 +68,20 @@ def places(jobs: Iterable[Job], wanted: Callable[[Job], object] = lambda job: Tr
         wanted: Whether a job's place is of interest.
     """
     jobs = list(jobs)
-    mine_by: dict[str, list[Job]] = {}
+    wanted_by_partition: dict[str, list[Job]] = {}
     for job in jobs:
         if wanted(job) and _waits(job):
-            mine_by.setdefault(job.partition, []).append(job)
+            wanted_by_partition.setdefault(job.partition, []).append(job)
     groups: dict[str, list[Job]] = {}
-    for job in jobs if mine_by else ():  # often none of tens of thousands is wanted
+    for job in jobs if wanted_by_partition else ():  # often none of tens of thousands is wanted
         if _waits(job):
             groups.setdefault(job.partition, []).append(job)
     found: dict[int, Place] = {}
-    for requested, mine in mine_by.items():
+    for requested, wanted_jobs in wanted_by_partition.items():
         partitions = set(requested.split(","))
         rivals = [group for name, group in groups.items() if partitions & set(name.split(","))]
         queue = sorted(_order(job) for group in rivals for job in group if job.priority != 0)
-        for job in mine:
+        for job in wanted_jobs:
             place = bisect_left(queue, _order(job)) if job.priority != 0 else len(queue)
             found[job.id] = Place(place + 1, len(queue) + (job.priority == 0))
     return found

@@ -31,7 +31,7 @@ class UnixAccount:
         if name in _pretended:
             return _pretended[name]
         try:
-            return _of(pwd.getpwnam(name))
+            return _from_entry(pwd.getpwnam(name))
         except (KeyError, ValueError):
             raise NotFound(
                 _("There is no account {name!r} on this host.", name=name),
@@ -42,7 +42,7 @@ class UnixAccount:
     def numbered(uid: int) -> "UnixAccount":
         """The account with this number; raises NotFound."""
         try:
-            return _of(pwd.getpwuid(uid))
+            return _from_entry(pwd.getpwuid(uid))
         except KeyError:
             raise NotFound(
                 _("There is no account with number {uid} on this host.", uid=uid),
@@ -89,5 +89,5 @@ def pretend_accounts(accounts: Iterable[UnixAccount]) -> None:
     _pretended.update({account.name: account for account in accounts})
 
 
-def _of(entry: "pwd.struct_passwd") -> UnixAccount:
+def _from_entry(entry: "pwd.struct_passwd") -> UnixAccount:
     return UnixAccount(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir, entry.pw_shell or "/bin/sh")

@@ -233,13 +233,13 @@ class SlurmCommands:
 
     async def project_accounts(self) -> dict[str, ProjectAccount]:
         accounts = await _ask(*_MANAGE, "show", "account", "format=account,organization")
-        ours = parsing.accounts_of(accounts, ORGANISATION)
-        if not ours:
+        names = parsing.accounts_of(accounts, ORGANISATION)
+        if not names:
             return {}
-        which = [f"account={','.join(ours)}", f"cluster={self._cluster}"]
+        which = [f"account={','.join(names)}", f"cluster={self._cluster}"]
         form = f"format={','.join(parsing.ASSOCIATION_FIELDS)}"
         associations = await _ask(*_MANAGE, "show", "association", "where", *which, form)
-        requested = [f"accounts={','.join(ours)}", "flags=assoc"]
+        requested = [f"accounts={','.join(names)}", "flags=assoc"]
         use = await _ask("scontrol", "--oneliner", "show", "assoc_mgr", *requested)
         return parsing.project_accounts(associations, use)
 
@@ -258,7 +258,7 @@ class SlurmCommands:
 
     async def add_member(self, account: str, user: str, partition: str = "") -> None:
         where = [f"account={account}", f"cluster={self._cluster}"]
-        await _ask(*_MANAGE, "add", "user", user, *where, *_in(partition))
+        await _ask(*_MANAGE, "add", "user", user, *where, *_partition_filter(partition))
 
     async def stop_member(self, account: str, user: str, *, stopped: bool) -> None:
         where = [f"name={user}", f"account={account}", f"cluster={self._cluster}"]
@@ -267,7 +267,7 @@ class SlurmCommands:
 
     async def remove_member(self, account: str, user: str, partition: str = "") -> None:
         where = [f"name={user}", f"account={account}", f"cluster={self._cluster}"]
-        await _ask(*_MANAGE, "delete", "user", "where", *where, *_in(partition))
+        await _ask(*_MANAGE, "delete", "user", "where", *where, *_partition_filter(partition))
 
     async def set_limit(self, job: str, minutes: int) -> None:
         await _ask("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
@@ -323,9 +323,9 @@ class SlurmCommands:
         self, user: str | None, since: datetime, until: datetime | None
     ) -> list[Job]:
         """Jobs of a user, or of all, that were there between two moments."""
-        whose = f"--user={user}" if user else "--allusers"
+        user_option = f"--user={user}" if user else "--allusers"
         end = _moment(until) if until else "now"
-        return await self._accounting(whose, f"--starttime={_moment(since)}", f"--endtime={end}")
+        return await self._accounting(user_option, f"--starttime={_moment(since)}", f"--endtime={end}")
 
     async def _accounted_of(self, job_id: int) -> list[Job]:
         """A job, or the tasks of an array."""
@@ -483,7 +483,7 @@ def _moment(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def _in(partition: str) -> list[str]:
+def _partition_filter(partition: str) -> list[str]:
     return [f"partition={partition}"] if partition else []
 
 

@@ -73,7 +73,7 @@ class KnownJobs:
 
     def _current(self, number: bytes, record: bytes, exclusive: str, has: bytes | None) -> tuple[int, Job]:
         """The job of a record, as it was unless that has changed, with the hash of the record."""
-        digest = hash((_lasting(record), has))
+        digest = hash((_without_time_left(record), has))
         known = self._jobs.get(number)
         if known is None or known[0] != digest:
             known = digest, self._read(record, (*ALLOTTED_FIELDS, exclusive), has)
@@ -110,7 +110,7 @@ def _records(output: bytes, separator: bytes, count: int) -> Iterator[bytes]:
             record = b""
 
 
-def _lasting(record: bytes) -> bytes:
+def _without_time_left(record: bytes) -> bytes:
     """A record without the time that is left, which is read for suspended jobs only.
 
     While a job waits that time stands still, and need not be cut out.

@@ -430,9 +430,9 @@ def project_accounts(associations: str, use: str) -> dict[str, ProjectAccount]:
             if row["maxsubmitjobs"] == "0" and row["user"] not in entry["stopped"]:
                 entry["stopped"].append(row["user"])
             continue
-        minutes_of = _whole(row["grptresmins"])
+        minutes_of = _limits_in(row["grptresmins"])
         entry |= {
-            "resources": _whole(row["grptres"]),
+            "resources": _limits_in(row["grptres"]),
             "jobs": int(row["grpjobs"]) if row["grpjobs"].isdecimal() else None,
             "minutes": minutes(row["maxwall"]),
             "gpu_minutes": minutes_of.get("gres/gpu"),
@@ -440,7 +440,7 @@ def project_accounts(associations: str, use: str) -> dict[str, ProjectAccount]:
     for line in use.splitlines():
         account = _value(line, "Account")
         if line.startswith("ClusterName=") and account in found and not _value(line, "UserName"):
-            now, past = _used(_value(line, "GrpTRES")), _used(_value(line, "GrpTRESMins"))
+            now, past = _used_in(_value(line, "GrpTRES")), _used_in(_value(line, "GrpTRESMins"))
             jobs = re.fullmatch(r"\w+\((\d+)\)", _value(line, "GrpJobs"))
             found[account]["use"] = Use(
                 gpus=now.get("gres/gpu", 0),
@@ -483,12 +483,12 @@ def enforcement(output: str) -> list[str]:
     return [word for word in words if word not in ("none", "(null)")]
 
 
-def _whole(text: str) -> dict[str, int]:
+def _limits_in(text: str) -> dict[str, int]:
     """Limits in `gres/gpu=2,node=3`."""
     return {name: int(count) for name, count in re.findall(r"([^=,]+)=(\d+)", text)}
 
 
-def _used(text: str) -> dict[str, int]:
+def _used_in(text: str) -> dict[str, int]:
     """What is used in `gres/gpu=2(1),node=N(3)`."""
     return {name: int(count) for name, count in re.findall(r"([^=,]+)=\w+\((\d+)\)", text)}
 

@@ -37,13 +37,13 @@ async def choose(settings: Settings, interpreter: str = sys.executable) -> Choic
     """
     wanted = settings.slurm.adapter
     if wanted == "rest":
-        return await _of_rest(_server(settings.slurm))
+        return await _rest_choice(_server(settings.slurm))
     if wanted == "commands":
         return Choice("commands", "Slurm is read through its commands, as slurm.adapter says.")
     if interpreter == sys.executable and importlib.util.find_spec("pyslurm") is None:
         reason = "pyslurm is not installed"
     else:
-        reason = await _objection(interpreter)
+        reason = await _why_not_pyslurm(interpreter)
     if not reason:
         return Choice("pyslurm", "Slurm is read through pyslurm, which matches this host's Slurm.")
     return Choice("commands", f"Slurm is read through its commands: {reason}.", wanted == "pyslurm")
@@ -77,7 +77,7 @@ def _server(slurm: SlurmSettings) -> RestServer:
     return RestServer(slurm.rest_address, slurm.rest_token_file)
 
 
-async def _of_rest(server: RestServer) -> Choice:
+async def _rest_choice(server: RestServer) -> Choice:
     """slurmrestd in any case: the site may have nothing else, and it may be back in a moment.
 
     It closes `server`.
@@ -93,7 +93,7 @@ async def _of_rest(server: RestServer) -> Choice:
     return Choice("rest", f"Slurm is read through slurmrestd at {server.address} ({version}), {how}.")
 
 
-async def _objection(interpreter: str) -> str:
+async def _why_not_pyslurm(interpreter: str) -> str:
     """Why pyslurm cannot be used, empty where it can."""
     try:
         # In a child: its import ends the process where Slurm's configuration is missing or wrong.

@@ -245,8 +245,8 @@ class Cache:
             differing += isinstance(what, tuple)
 
         if not os.path.isdir(source):
-            ours, theirs = os.stat(self._data(key, source)), os.stat(source)
-            return (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)
+            cached, current = os.stat(self._data(key, source)), os.stat(source)
+            return (cached.st_size, cached.st_mtime_ns) == (current.st_size, current.st_mtime_ns)
         result = sync(source, self._data(key, source), dry_run=True, notify=count)
         return result.ok and not differing
 

@@ -130,7 +130,7 @@ class Comparer(Walker):
                 self.problem(where, error)
 
     @contextlib.contextmanager
-    def _both(self, source: int, name: str, target: int, goal: str) -> Iterator[tuple[int, int]]:
+    def _open_both(self, source: int, name: str, target: int, goal: str) -> Iterator[tuple[int, int]]:
         original = self.open_source(name, source)
         try:
             copy = self.open_source(goal, target)
@@ -143,7 +143,7 @@ class Comparer(Walker):
 
     def _file(self, source: int, name: str, target: int, goal: str, where: str) -> None:
         self.operations.take(1)
-        with self._both(source, name, target, goal) as (original, copy):
+        with self._open_both(source, name, target, goal) as (original, copy):
             its, own = os.fstat(original), os.fstat(copy)
             if its.st_size != own.st_size:
                 self.differs(where, f"it has {own.st_size} bytes at the destination, not {its.st_size}")
@@ -199,7 +199,7 @@ class Comparer(Walker):
             with (
                 tree.folder(self.source, above) as source,
                 tree.folder(self.destination, above) as target,
-                self._both(source, name, target, goal) as (original, copy),
+                self._open_both(source, name, target, goal) as (original, copy),
             ):
                 if self._same(original, copy, start, min(size, start + PART)):
                     self.report.parts.append((path, number, ""))
@@ -295,7 +295,7 @@ class _Run:
                 self._queue.first.append(("names", "", [rename[0]]))
             else:
                 self._queue.folders([("", False)])
-            pool.run(self._queue, self._hear, self._progress)
+            pool.run(self._queue, self._take_report, self._progress)
         finally:
             pool.close()
         result.seconds = time.monotonic() - self._begun
@@ -314,7 +314,7 @@ class _Run:
         if self._report:
             self._report(problem)
 
-    def _hear(self, report: Report) -> None:
+    def _take_report(self, report: Report) -> None:
         """Take what a worker has found."""
         result, queue, large = self._result, self._queue, self._large
         result.counts.add(report.counts)

@@ -144,7 +144,7 @@ class ContentCopier(Walker):
             try:
                 try:
                     if data is None:
-                        self._middling(original, copy, size, sparse)
+                        self._copy_medium(original, copy, size, sparse)
                     elif size:
                         self._small(data, copy)
                     if not same_file(status, os.fstat(original)):
@@ -187,7 +187,7 @@ class ContentCopier(Walker):
         digest.update(data)
         return digest.digest()
 
-    def _middling(self, original: int, copy: int, size: int, sparse: bool) -> None:
+    def _copy_medium(self, original: int, copy: int, size: int, sparse: bool) -> None:
         if sparse:
             os.ftruncate(copy, size)
         elif self._cloned(original, copy):

@@ -327,7 +327,7 @@ class _Run:
         if not native or not native.copies:
             self.queue.folders([("", False)])
             return False
-        changed: list[Found] | None = [] if not dry and incremental.suits(options) else None
+        changed: list[Found] | None = [] if not dry and incremental.is_eligible(options) else None
         files = 0
         same = True
         # More than cores: while one waits for the device, another one looks.
@@ -488,15 +488,15 @@ class _Run:
         self._drain(pool)
 
     def _drain(self, pool: WorkerPool) -> None:
-        pool.run(self.queue, self._hear, self._tick)
+        pool.run(self.queue, self._take_report, self._tick)
 
-    def _hear(self, report: Report) -> None:
+    def _take_report(self, report: Report) -> None:
         self.result.counts.add(report.counts)
         self.queue.folders(report.folders)
         self.queue.batches.extend(report.batches)
         self.result.warnings = list({*self.result.warnings, *report.warnings})
         for problem in report.problems:
-            self._lose(problem)
+            self._mark_lost(problem)
         if self.notify:
             for action in report.actions:
                 self.notify(action)
@@ -517,7 +517,7 @@ class _Run:
         for path, why in report.failed:
             if self.large.pop(path, None) is not None:
                 self._drop(path)
-                self._lose(Problem(path, why))
+                self._mark_lost(Problem(path, why))
                 self.result.counts.problems += 1
         for path in report.changed:
             self._again(path)
@@ -559,7 +559,7 @@ class _Run:
         self.queue.first.clear()
         self.queue.first.extend(waiting)
 
-    def _lose(self, problem: Problem) -> None:
+    def _mark_lost(self, problem: Problem) -> None:
         """A file could not be copied, so it gets no other names."""
         if len(self.lost) < MOST_PROBLEMS:
             self.lost.add(problem.path)

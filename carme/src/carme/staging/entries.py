@@ -76,15 +76,15 @@ _attributes = operator.attrgetter("st_mode", "st_size", "st_mtime_ns", "st_uid",
 _modes = operator.attrgetter("st_mode")
 
 
-def all_the_same(theirs: list[os.stat_result | None], ours: list[os.stat_result | None]) -> bool:
+def all_unchanged(sources: list[os.stat_result | None], copies: list[os.stat_result | None]) -> bool:
     """Whether all are files that have not changed, as they mostly have not; without a loop of Python."""
-    if not theirs or None in ours or None in theirs:
+    if not sources or None in copies or None in sources:
         return False
     return (
-        max(map(_links, theirs)) == 1
-        and max(map(_changed, theirs)) <= min(map(_changed, ours))
-        and all(map(stat.S_ISREG, set(map(_modes, theirs))))
-        and all(map(operator.eq, map(_attributes, theirs), map(_attributes, ours)))
+        max(map(_links, sources)) == 1
+        and max(map(_changed, sources)) <= min(map(_changed, copies))
+        and all(map(stat.S_ISREG, set(map(_modes, sources))))
+        and all(map(operator.eq, map(_attributes, sources), map(_attributes, copies)))
     )
 
 
@@ -95,7 +95,7 @@ def status_of(name: str) -> os.stat_result | None:
         return None
 
 
-def turned(batch: Batch, turn: float) -> Batch:
+def rotated(batch: Batch, turn: float) -> Batch:
     """The same entries, begun at another one."""
     if isinstance(batch, Entries):
         return batch.begun_at(int(turn * len(batch)))

@@ -11,13 +11,13 @@ from carme.staging.native import Found, Native
 from carme.staging.options import Options
 from carme.staging.state import State
 
-__all__ = ["MOST_FILES", "copy_changed", "suits"]
+__all__ = ["MOST_FILES", "copy_changed", "is_eligible"]
 
 #: More changed files than these go to workers.
 MOST_FILES = 1000
 
 
-def suits(options: Options) -> bool:
+def is_eligible(options: Options) -> bool:
     """Whether the compiled part alone can copy as requested."""
     return not options.bandwidth and not options.operations and options.hash in ("", "xxh3")
 

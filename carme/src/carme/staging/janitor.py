@@ -35,7 +35,7 @@ from carme.wording import size
 __all__ = ["main"]
 
 _JOB = re.compile(r"[0-9]{1,12}")
-_OURS = re.compile(r"carme_[0-9]+_[0-9a-f]{24}")
+_FEATURE_NAME = re.compile(r"carme_[0-9]+_[0-9a-f]{24}")
 #: So many copies on a node are reported to Slurm, the ones that were used last.
 _MOST_NAMED = 64
 _SECONDS = 60
@@ -134,7 +134,7 @@ class Janitor:
                 break
             _, taken, user, key = entry
             with self._logged(f"copy {key} of user {user}"):
-                if become(user, lambda user=user, key=key: str(self._of(user).remove(key))) == "True":
+                if become(user, lambda user=user, key=key: str(self._cache_of(user).remove(key))) == "True":
                     entries.remove(entry)
                     removed.append(f"{user}/{key}")
                     print(f"carme-janitor: removed a copy of {size(taken)} of user {user}")
@@ -146,7 +146,7 @@ class Janitor:
         for user in self._users():
             # One user's folder must not keep the others' from being cleaned up.
             with self._logged(f"copies of user {user}"):
-                message = become(user, lambda user=user: known_text(self._of(user), measured))
+                message = become(user, lambda user=user: known_text(self._cache_of(user), measured))
                 entries += [(used, taken, user, key) for used, taken, key in json.loads(message)]
         return entries
 
@@ -172,7 +172,7 @@ class Janitor:
         if match is None:
             return
         now = [word for word in match[1].split(",") if word != "(null)"]
-        wanted = [word for word in now if not _OURS.fullmatch(word)] + self.features()
+        wanted = [word for word in now if not _FEATURE_NAME.fullmatch(word)] + self.features()
         if wanted != now:
             features = ",".join(wanted)
             ask(
@@ -198,7 +198,7 @@ class Janitor:
                             )
         return sorted(name for _, name in sorted(found)[-_MOST_NAMED:])
 
-    def _of(self, user: int) -> Cache:
+    def _cache_of(self, user: int) -> Cache:
         return Cache(str(self.cache / "users" / str(user)))
 
     def _users(self) -> list[int]:
@@ -228,14 +228,14 @@ def empty(folder: Path) -> str:
     here = os.open(folder, tree.FOLDER)
     try:
         fcntl.flock(here, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _emptied(folder, here)
+        return _empty_folder(folder, here)
     except BlockingIOError:
         return "its results are being taken out already"
     finally:
         os.close(here)
 
 
-def _emptied(folder: Path, here: int) -> str:
+def _empty_folder(folder: Path, here: int) -> str:
     about = None
     with contextlib.suppress(FileNotFoundError):
         about = json.loads((folder / "results.json").read_text(encoding="utf-8"))

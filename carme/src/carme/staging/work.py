@@ -16,12 +16,12 @@ from carme.staging.entries import (
     READ,
     Batch,
     Task,
-    all_the_same,
+    all_unchanged,
     join,
     kind_of,
+    rotated,
     size_of,
     statuses,
-    turned,
 )
 from carme.staging.native import Entries
 from carme.staging.options import BATCH
@@ -59,7 +59,7 @@ class Copier(ContentCopier):
                 first = read(BATCH + 1)
                 whole = len(first) <= BATCH
                 if self.options.turn:
-                    first = turned(first, self.options.turn)
+                    first = rotated(first, self.options.turn)
                 with self._place(path, fresh, whole) as (target, empty):
                     self.report.counts.folders += 1
                     if self.leftovers and target is not None and not empty:
@@ -348,13 +348,13 @@ class Copier(ContentCopier):
         added = False
         if not names:
             return added
-        theirs = statuses(source, names)
-        ours = statuses(target, [self.goal(name) for name in names] if self.rename else names)
-        if not contents and all_the_same(theirs, ours):
+        sources = statuses(source, names)
+        copies = statuses(target, [self.goal(name) for name in names] if self.rename else names)
+        if not contents and all_unchanged(sources, copies):
             counts.unchanged += len(names)
-            counts.bytes_unchanged += sum(map(size_of, theirs))
+            counts.bytes_unchanged += sum(map(size_of, sources))
             return False
-        for name, its, own in zip(names, theirs, ours, strict=True):
+        for name, its, own in zip(names, sources, copies, strict=True):
             if (
                 own is not None
                 and its is not None

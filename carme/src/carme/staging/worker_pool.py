@@ -44,14 +44,14 @@ class WorkerPool:
         self._connections: list[Connection] = []
         self._processes: list[Any] = []
         for _each in range(count):
-            ours, theirs = CONTEXT.Pipe()
-            inherited = [*self._connections, ours]
+            parent_end, child_end = CONTEXT.Pipe()
+            inherited = [*self._connections, parent_end]
             process = CONTEXT.Process(
-                target=_work, args=(theirs, inherited, make, self._wanted, os.getpid()), daemon=True
+                target=_work, args=(child_end, inherited, make, self._wanted, os.getpid()), daemon=True
             )
             process.start()
-            theirs.close()
-            self._connections.append(ours)
+            child_end.close()
+            self._connections.append(parent_end)
             self._processes.append(process)
         self._idle = set(self._connections)
 

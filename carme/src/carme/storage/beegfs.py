@@ -168,7 +168,7 @@ class BeeGFS:
     def _entry(self, path: str) -> str:
         if self.version == 8:
             return self._run("beegfs", "entry", "info", "--retro", "--verbose", path)
-        return self._run("beegfs-ctl", *self._where(), "--getentryinfo", "--verbose", path)
+        return self._run("beegfs-ctl", *self._mount_options(), "--getentryinfo", "--verbose", path)
 
     def set_pattern(self, folder: str, pattern: Pattern) -> None:
         """Have new files in a folder spread so; files that are there stay as they are. Raises CarmeError."""
@@ -180,7 +180,7 @@ class BeeGFS:
             if pattern.kind == "buddymirror":
                 words.append("--pattern=mirrored")
         else:
-            words = ["beegfs-ctl", *self._where(), "--setpattern"]
+            words = ["beegfs-ctl", *self._mount_options(), "--setpattern"]
             words += [f"--numtargets={pattern.targets}", f"--chunksize={pattern.chunk}"]
             if pattern.pool is not None:
                 words.append(f"--storagepoolid={pattern.pool}")
@@ -199,10 +199,10 @@ class BeeGFS:
     def quota(self, uid: int) -> list[Quota]:
         """A user's quotas, one for each pool; all but root may ask for their own alone. Raises CarmeError."""
         if self.version == 8:
-            whose = "current" if uid == os.getuid() else str(uid)
-            words = ["quota", "list-usage", f"--uids={whose}", "--raw", "--output=ndjson"]
+            user_option = "current" if uid == os.getuid() else str(uid)
+            words = ["quota", "list-usage", f"--uids={user_option}", "--raw", "--output=ndjson"]
             return parse_quota_8(self._run("beegfs", f"--mount={self.mount.path}", *words), uid)
-        return parse_quota(self._run("beegfs-ctl", *self._where(), "--getquota", "--uid", str(uid)))
+        return parse_quota(self._run("beegfs-ctl", *self._mount_options(), "--getquota", "--uid", str(uid)))
 
     def limit(self, uid: int, most: int, files: int = 0) -> bool:
         """Give a user limits in each pool in which there are none yet, which takes root.
@@ -227,7 +227,7 @@ class BeeGFS:
             else:
                 words = ["--setquota", "--uid", str(uid), f"--sizelimit={most >> 10}K"]
                 words += [f"--inodelimit={files or 'unlimited'}", f"--storagepoolid={pool}"]
-                self._run("beegfs-ctl", *self._where(), *words)
+                self._run("beegfs-ctl", *self._mount_options(), *words)
         return bool(free) or not known
 
     def space(self) -> tuple[int, int]:
@@ -241,9 +241,9 @@ class BeeGFS:
             words = ["target", "list", "--node-type=storage", "--capacity", "--raw", "--output=ndjson"]
             return parse_targets_8(self._run("beegfs", f"--mount={self.mount.path}", *words))
         words = ["--listtargets", "--nodetype=storage", "--spaceinfo"]
-        return parse_targets(self._run("beegfs-ctl", *self._where(), *words))
+        return parse_targets(self._run("beegfs-ctl", *self._mount_options(), *words))
 
-    def _where(self) -> list[str]:
+    def _mount_options(self) -> list[str]:
         if self.mount.configuration:
             return [f"--cfgFile={self.mount.configuration}"]
         return [f"--mount={self.mount.path}"]

@@ -117,7 +117,7 @@ class Validation:
             steps.append(
                 (
                     "apart",
-                    self._apart,
+                    self._check_privacy,
                     "Stop the portal: another user reached this user's notebook server.",
                 )
             )
@@ -199,14 +199,14 @@ class Validation:
                 " 'gpus': sorted(glob.glob('/dev/nvidia[0-9]*'))}))",
                 timeout=60,
             )
-        seen = json.loads(_wanted(cell))
+        seen = json.loads(_printed(cell))
         if len(seen["gpus"]) != self.gpus_per_node:
             raise Failed(
                 f"The notebook sees {len(seen['gpus'])} GPUs and {self.gpus_per_node} were requested.", ""
             )
         return f"A cell ran on {seen['host']} as uid {seen['uid']} and sees {len(seen['gpus'])} GPUs."
 
-    def _apart(self) -> str:
+    def _check_privacy(self) -> str:
         if self.stranger is None:
             raise Skipped("No second account was given, see --stranger.")
         with Visitor(self.url, self.certificate) as visitor:
@@ -262,7 +262,7 @@ class Validation:
             timeout=300,
             on_line=lambda line: self.notify(f"       | {_COLOURS.sub('', line)}"),
         )
-        _wanted(cell)
+        _printed(cell)
         read = kernel.run(
             f"import pathlib; p = pathlib.Path('{report}'); print(p.read_text()); p.unlink()", timeout=60
         )
@@ -303,7 +303,7 @@ class Validation:
         return next((job for job in jobs if job.name == f"session-{self.session}"), None)
 
 
-def _wanted(cell: CellResult) -> str:
+def _printed(cell: CellResult) -> str:
     if not cell.ok:
         raise Failed(f"The cell ended with {cell.error}. It printed: {cell.output[-500:]}", "")
     return cell.output

@@ -55,7 +55,7 @@ class Visitor:
         page = self._get(self.url)
         form = self.form(page, "password")
         reply = self.send(page, form, {"login": user, "password": password})
-        if _soup(reply).find("input", {"type": "password"}):
+        if _parse_html(reply).find("input", {"type": "password"}):
             raise CarmeError(
                 f"The portal refused to log in {user}: {_messages(reply)}", "Check the name and the password."
             )
@@ -73,7 +73,7 @@ class Visitor:
 
     def session(self, name: str) -> SessionPage:
         """The session's page as it is now."""
-        soup = _soup(self._get(urljoin(self.url, f"sessions/{name}/")))
+        soup = _parse_html(self._get(urljoin(self.url, f"sessions/{name}/")))
         shown = soup.select_one(".status .state")
         if shown is None:
             raise CarmeError(f"The page of session {name} shows no state.", "")
@@ -108,7 +108,7 @@ class Visitor:
 
     def open(self, name: str) -> str:
         """Follow the session's Open link until the notebook server lets us in; returns its address."""
-        soup = _soup(self._get(urljoin(self.url, f"sessions/{name}/")))
+        soup = _parse_html(self._get(urljoin(self.url, f"sessions/{name}/")))
         link = soup.find("a", id="open")
         if not isinstance(link, Tag):
             raise CarmeError(f"The page of session {name} has no link that opens it.", "")
@@ -128,7 +128,7 @@ class Visitor:
     def stop(self, name: str) -> None:
         """Confirm that the session is to stop."""
         page = self._get(urljoin(self.url, f"sessions/{name}/stop/"))
-        form = _soup(page).select_one("main form")
+        form = _parse_html(page).select_one("main form")
         if form is None:
             raise CarmeError(f"Session {name} cannot be stopped: {_messages(page)}", "")
         self.send(page, form, {})
@@ -148,7 +148,7 @@ class Visitor:
 
     def form(self, page: httpx.Response, field: str) -> Tag:
         """The form on a page that has a field of this name."""
-        found = _soup(page).select_one(f'[name="{field}"]')
+        found = _parse_html(page).select_one(f'[name="{field}"]')
         form = found.find_parent("form") if isinstance(found, Tag) else None
         if not isinstance(form, Tag):
             raise CarmeError(f"{page.url} has no form with the field {field}: {_messages(page)}", "")
@@ -181,13 +181,13 @@ def _silent(url: str, error: httpx.TransportError) -> CarmeError:
     return CarmeError(f"{url} does not answer: {description(error)}.", "Check the reverse proxy (nginx).")
 
 
-def _soup(reply: httpx.Response) -> BeautifulSoup:
+def _parse_html(reply: httpx.Response) -> BeautifulSoup:
     return BeautifulSoup(reply.text, "html.parser")
 
 
 def _messages(reply: httpx.Response) -> str:
     """The sentences a page shows as errors, or else its main text, shortened."""
-    soup = _soup(reply)
+    soup = _parse_html(reply)
     shown = [item.get_text(" ", strip=True) for item in soup.select("[role=alert], .errorlist li, .error")]
     main = soup.main or soup
     return "; ".join(shown) or main.get_text(" ", strip=True)[:300]

@@ -215,7 +215,7 @@ class AmdLibrary:
         try:
             if device.lost:
                 raise _Lost
-            return _whole(calls, device, tuple(processes.get(device.kernel_id, ())))
+            return _whole_gpu(calls, device, tuple(processes.get(device.kernel_id, ())))
         except _Lost:
             device.lost = True
             return GpuReading(device.gpu, lost=True)
@@ -252,7 +252,7 @@ def _gpus(calls: _Calls) -> Iterator[ctypes.c_void_p]:
                 yield handle
 
 
-def _whole(calls: _Calls, device: _Device, processes: tuple[GpuProcess, ...]) -> GpuReading:
+def _whole_gpu(calls: _Calls, device: _Device, processes: tuple[GpuProcess, ...]) -> GpuReading:
     handle = device.handle
 
     def requested(name: str, layout: str, *arguments: object) -> tuple[int, ...] | None:

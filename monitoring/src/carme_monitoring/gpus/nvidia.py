@@ -272,7 +272,7 @@ class NvidiaLibrary:
         try:
             if device.lost:
                 raise _Lost
-            whole = self._whole(device)
+            whole = self._whole_gpu(device)
             instances = list(self._instances(device))
         except _Lost:
             device.lost = True
@@ -281,7 +281,7 @@ class NvidiaLibrary:
         yield whole
         yield from instances
 
-    def _whole(self, device: _Device) -> GpuReading:
+    def _whole_gpu(self, device: _Device) -> GpuReading:
         handle = device.handle
         rates = _query(nvml.nvmlDeviceGetUtilizationRates, handle)
         measured = device.measured("")
@@ -313,7 +313,7 @@ class NvidiaLibrary:
             if throttles is not None
             else {},
             ecc_errors=_ecc(handle),
-            remapped_rows=_remapped(handle),
+            remapped_rows=_remapped_rows(handle),
             xids=dict(self._xids.get(device.gpu.uuid, {})),
             nvlink_bytes={
                 name: fields[f"nvlink_{name}"] * 1024
@@ -402,7 +402,7 @@ def _ecc(handle: Any) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def _remapped(handle: Any) -> dict[str, int]:
+def _remapped_rows(handle: Any) -> dict[str, int]:
     rows = _query(nvml.nvmlDeviceGetRemappedRows, handle)
     if rows is None:
         return {}

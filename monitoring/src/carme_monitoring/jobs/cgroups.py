@@ -292,7 +292,7 @@ class Cgroups:
             uid=uid,
             cpu_user_seconds=_scaled(cpu.get("user_usec"), 1e-6),
             cpu_system_seconds=_scaled(cpu.get("system_usec"), 1e-6),
-            memory_bytes=_minus(
+            memory_bytes=_subtract(
                 _number(states(f"{folder}/memory.current")),
                 _field(states(f"{folder}/memory.stat"), "inactive_file"),
             ),
@@ -315,7 +315,7 @@ class Cgroups:
         threads = [count for count in tasks if count is not None]
         return StepUsage(
             _scaled(_field(shows(f"{step}/cpu.stat"), "usage_usec"), 1e-6),
-            _minus(
+            _subtract(
                 _number(shows(f"{step}/memory.current")),
                 _field(shows(f"{step}/memory.stat"), "inactive_file"),
             ),
@@ -342,7 +342,7 @@ class Cgroups:
             if found := _STEP.match(step):
                 steps[found[1]] = StepUsage(
                     _scaled(_number(states(f"{cpu}/{step}/cpuacct.usage")), 1e-9),
-                    _minus(
+                    _subtract(
                         _number(states(f"{memory}/{step}/memory.usage_in_bytes")),
                         _field(states(f"{memory}/{step}/memory.stat"), "total_inactive_file"),
                     ),
@@ -355,7 +355,7 @@ class Cgroups:
             uid=job.uid,
             cpu_user_seconds=_scaled(cpu_times.get("user"), 1 / _TICKS),
             cpu_system_seconds=_scaled(cpu_times.get("system"), 1 / _TICKS),
-            memory_bytes=_minus(
+            memory_bytes=_subtract(
                 _number(states(f"{memory}/memory.usage_in_bytes")),
                 _field(states(f"{memory}/memory.stat"), "total_inactive_file"),
             ),
@@ -483,7 +483,7 @@ def _limit(value: int | None) -> int | None:
     return None if value is None or value >= _NO_LIMIT else value
 
 
-def _minus(value: int | None, part: int | None) -> int | None:
+def _subtract(value: int | None, part: int | None) -> int | None:
     return None if value is None else max(0, value - (part or 0))
 
 

@@ -84,14 +84,14 @@ class OpenFolders:
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[int, int], list[str]]] = {}
         self._used: set[str] = set()
-        self._looked: dict[
+        self._listed: dict[
             str, tuple[int, int]
         ] = {}  # at folders in a folder, since the last `forget_unused`
 
     def names(self, path: str) -> list[str]:
         """The names of the folders in it; none when it is not there or must not be read."""
         try:
-            seen = self._looked.pop(path, None) or _inode_and_links(path)
+            seen = self._listed.pop(path, None) or _inode_and_links(path)
         except OSError:
             return []
         self._used.add(path)
@@ -109,14 +109,14 @@ class OpenFolders:
     def forget_unused(self) -> None:
         """End of a look: forget the folders that nobody requested since the last one."""
         self._known = {path: known for path, known in self._known.items() if path in self._used}
-        self._used, self._looked = set(), {}
+        self._used, self._listed = set(), {}
 
     def _all_there(self, path: str, names: list[str]) -> bool:
         """One that went while another came leaves the number as it was."""
         try:
             for name in names:
                 folder = f"{path}/{name}"
-                self._looked[folder] = _inode_and_links(folder)
+                self._listed[folder] = _inode_and_links(folder)
         except OSError:
             return False
         return True

@@ -66,12 +66,12 @@ class MovedBytes:
         for job_id, steps in jobs.items():
             sums = self._sums[job_id] = known.get(job_id, {})  # with those of its steps that have ended
             for step, pids in steps.items():
-                found = [self._of(pid) for pid in pids]
+                found = [self._bytes_of(pid) for pid in pids]
                 sums.setdefault(step, _Sum()).grow(sum(r for r, _ in found), sum(w for _, w in found))
         self._files.close_unused()
         self._write()
 
-    def _of(self, pid: int) -> tuple[int, int]:
+    def _bytes_of(self, pid: int) -> tuple[int, int]:
         text = self._files.text(f"{self._processes}/{pid}/io")
         read, written = (text.partition(name)[2].partition("\n")[0] for name in _NAMES)
         return int(read) if read.isdecimal() else 0, int(written) if written.isdecimal() else 0

@@ -47,7 +47,7 @@ class _Job:
     None: no process of it was seen.
     """
 
-    looked: int = -1
+    searched_pass: int = -1
     shares: bool | None = None
     inside: dict[int, int] = field(default_factory=dict)
     sums: dict[str, list[int]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Network:
         with self._lock:
             self._pass += 1
             self._jobs = {job_id: self._jobs.get(job_id) or _Job() for job_id in job_ids}
-            longest_ago = sorted(self._jobs.values(), key=lambda job: job.looked)[:MOST_JOBS]
+            longest_ago = sorted(self._jobs.values(), key=lambda job: job.searched_pass)[:MOST_JOBS]
             saved = {id(job) for job in longest_ago}
             for job_id, job in self._jobs.items():
                 if id(job) in saved:
@@ -113,7 +113,7 @@ class Network:
 
     def _find_namespaces(self, job: _Job, processes: Iterable[int]) -> None:
         """Find out in which namespaces the job's own processes are; slurmstepd is root's."""
-        job.looked = self._pass
+        job.searched_pass = self._pass
         own = _inode(f"{self._processes}/self/net/dev")
         job.inside, shares, seen = {}, False, False
         for number, pid in enumerate(processes):
@@ -140,7 +140,7 @@ class Network:
             path = f"{self._processes}/{pid}/net/dev"
             text = text_of(path)
             if _inode(path) != inode:
-                job.looked = -1  # the process has ended or moved: look again in the next pass
+                job.searched_pass = -1  # the process has ended or moved: look again in the next pass
                 continue
             for name, counts in _counted(text).items():
                 # Its interfaces began at 0 with the namespace, which is the job's.

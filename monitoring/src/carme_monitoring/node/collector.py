@@ -145,10 +145,10 @@ class NodeCollector(Collector):
                 families.foreign.add_metric(place, others + sum(map(self._cgroups.is_there, nobody)))
             for process in _largest(reading.processes):
                 if (owner := jobs[process.pid]) is not None:
-                    labels = (*_whose(owner, users, allocations), *place, str(process.pid))
+                    labels = (*_job_labels(owner, users, allocations), *place, str(process.pid))
                     families.each.add_metric(labels, process.memory_bytes or 0)
             if job_id is not None:
-                families.add((*_whose(job_id, users, allocations), *place), reading)
+                families.add((*_job_labels(job_id, users, allocations), *place), reading)
         yield from families.all()
 
 
@@ -169,9 +169,9 @@ class _JobGpuFamilies:
             labels=_GPU,
         )
 
-    def add(self, whose: tuple[str, ...], reading: GpuReading) -> None:
+    def add(self, job_labels: tuple[str, ...], reading: GpuReading) -> None:
         """What the GPU of a job does, as far as its library reports."""
-        self._values.add(whose, reading)
+        self._values.add(job_labels, reading)
 
     def all(self) -> tuple[Metric, ...]:
         """All of them, in the order of the page."""
@@ -184,7 +184,9 @@ def _largest(processes: tuple[GpuProcess, ...]) -> list[GpuProcess]:
     return heapq.nlargest(MOST_PROCESSES, measured, key=lambda process: process.memory_bytes or 0)
 
 
-def _whose(job_id: int, users: dict[int, str], allocations: dict[int, Allocation]) -> tuple[str, str, str]:
+def _job_labels(
+    job_id: int, users: dict[int, str], allocations: dict[int, Allocation]
+) -> tuple[str, str, str]:
     known = allocations.get(job_id)
     return str(job_id), users.get(job_id, ""), known.account if known else ""
 
@@ -245,15 +247,15 @@ def _job_metrics(
     cpus = GaugeMetricFamily("carme_job_cpus", "Processors of this node that it was given.", labels=_JOB)
     families = Families("carme_job_", _JOB, tables.JOB)
     for usage in usages:
-        whose = _whose(usage.job_id, users, allocations)
+        job_labels = _job_labels(usage.job_id, users, allocations)
         known = allocations.get(usage.job_id)
-        info.add_metric((*whose, known.partition if known else ""), 1)
+        info.add_metric((*job_labels, known.partition if known else ""), 1)
         for mode, seconds in (("user", usage.cpu_user_seconds), ("system", usage.cpu_system_seconds)):
             if seconds is not None:
-                cpu.add_metric((*whose, mode), seconds)
+                cpu.add_metric((*job_labels, mode), seconds)
         if known and known.cpus is not None:
-            cpus.add_metric(whose, known.cpus)
-        families.add(whose, usage)
+            cpus.add_metric(job_labels, known.cpus)
+        families.add(job_labels, usage)
     yield from (info, cpu, cpus, *families.all())
 
 
@@ -263,9 +265,9 @@ def _step_metrics(
     """What each step of a job uses."""
     families = Families("carme_step_", (*_JOB, "step"), tables.STEP)
     for usage in usages:
-        whose = _whose(usage.job_id, users, allocations)
+        job_labels = _job_labels(usage.job_id, users, allocations)
         for step, used in usage.steps.items():
-            families.add((*whose, step), used)
+            families.add((*job_labels, step), used)
     yield from families.all()
 
 
@@ -283,9 +285,9 @@ def _network_metrics(
         "carme_job_network_transmit_bytes", f"Bytes sent {known}", labels=(*_JOB, "source")
     )
     for job_id, moved in traffic.items():
-        whose = (*_whose(job_id, users, allocations), moved.source)
-        received.add_metric(whose, moved.received_bytes)
-        sent.add_metric(whose, moved.sent_bytes)
+        job_labels = (*_job_labels(job_id, users, allocations), moved.source)
+        received.add_metric(job_labels, moved.received_bytes)
+        sent.add_metric(job_labels, moved.sent_bytes)
     yield from (received, sent)
 
 
@@ -297,7 +299,7 @@ def _training_metrics(
     for job_id, ranks in jobs.items():
         if job_id not in users:
             continue
-        whose = _whose(job_id, users, allocations)
+        job_labels = _job_labels(job_id, users, allocations)
         for known in ranks:
-            families.add((*whose, str(known.rank)), known)
+            families.add((*job_labels, str(known.rank)), known)
     yield from families.all()

@@ -103,13 +103,13 @@ class AppProxy(LocalProxyHandler):
             self._explain(self._broken(port, error))
         finally:
             self._record_activity()
-            await self._leave()
+            await self._close_connections()
 
     def on_connection_close(self) -> None:
         """The browser has gone: the app must notice."""
         if self._sending:
             self._sending.cancel()
-            self._begin(self._leave())
+            self._begin(self._close_connections())
         super().on_connection_close()
 
     async def _send(self) -> aiohttp.ClientResponse:
@@ -150,7 +150,7 @@ class AppProxy(LocalProxyHandler):
         # Jupyter Server would compress it, parts of files too.
         self._transforms = []
         self.set_status(answer.status, answer.reason or responses.get(answer.status, "Unknown"))
-        for name, value in _lasting(answer.headers.items()):
+        for name, value in _end_to_end_headers(answer.headers.items()):
             self.add_header(name, self._moved(value) if name.lower() == "location" else value)
         try:
             # The base class's own `flush` returns nothing to wait for.
@@ -180,7 +180,7 @@ class AppProxy(LocalProxyHandler):
             await super().get(*arguments, **options)
         finally:
             if self._channel and self.ws_connection is None:
-                await self._leave()
+                await self._close_connections()
 
     async def open(self, port: str, proxied_path: str) -> Any:
         """The browser's side is open, too."""
@@ -205,7 +205,7 @@ class AppProxy(LocalProxyHandler):
 
     def on_close(self) -> None:
         """The browser has closed it."""
-        self._begin(self._leave())
+        self._begin(self._close_connections())
 
     def select_subprotocol(self, subprotocols: list[str]) -> str | None:
         """The one that the app took."""
@@ -222,13 +222,13 @@ class AppProxy(LocalProxyHandler):
                 max_msg_size=0,
             )
         except aiohttp.WSServerHandshakeError as error:
-            await self._leave()
+            await self._close_connections()
             refused = error.status >= HTTPStatus.BAD_REQUEST
             raise web.HTTPError(error.status if refused else 502, "The app refused the WebSocket.") from None
         except AppFailed as error:
             raise web.HTTPError(502, str(error)) from None
         except (aiohttp.ClientError, OSError) as error:
-            await self._leave()
+            await self._close_connections()
             raise web.HTTPError(502, str(self._broken(name, error))) from None
 
     async def _receive(self) -> None:
@@ -274,20 +274,20 @@ class AppProxy(LocalProxyHandler):
         query = quote(self.request.query.encode("latin-1"), safe=string.punctuation)
         return URL(f"http://localhost{path}{'?' if query else ''}{query}", encoded=True)
 
-    def _place(self) -> str:
+    def _public_address(self) -> str:
         """The address under which browsers see the app."""
         return url_path_join(self.base_url, self.proxy_base)
 
     def _headers_for_app(self) -> CIMultiDict[str]:
-        passed = CIMultiDict(_lasting(self.request.headers.get_all()))
+        passed = CIMultiDict(_end_to_end_headers(self.request.headers.get_all()))
         # By these, apps know where they are: those of Jupyter, and those of Flask and its like.
         for name in ("X-Forwarded-Context", "X-ProxyContextPath", "X-Forwarded-Prefix"):
-            passed[name] = self._place()
+            passed[name] = self._public_address()
         return passed
 
     def _moved(self, location: str) -> str:
         """Where an app sends a browser: below its place, unless it knows that place or means another site."""
-        place, parts = self._place(), urlsplit(location)
+        place, parts = self._public_address(), urlsplit(location)
         inside = parts.path == place or parts.path.startswith(f"{place}/")
         return location if parts.netloc or parts.path[:1] != "/" or inside else place + location
 
@@ -297,7 +297,7 @@ class AppProxy(LocalProxyHandler):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _leave(self) -> None:
+    async def _close_connections(self) -> None:
         """Close what is open to the app."""
         self._unread.set()
         if self._channel:
@@ -327,7 +327,7 @@ class AppProxy(LocalProxyHandler):
         self.finish(PAGE.format(language=language_shown(title), lines=lines, **words))
 
 
-def _lasting(headers: Any) -> list[tuple[str, str]]:
+def _end_to_end_headers(headers: Any) -> list[tuple[str, str]]:
     """The headers that are about more than one connection, and not about a WebSocket's own."""
     found = [(str(name), str(value)) for name, value in headers]
     named = {

@@ -120,7 +120,7 @@ class HomeHandler(APIHandler):
     def get(self) -> None:
         self.set_header("Cache-Control", "no-store")
         assert self.serverapp is not None
-        locale = language.shown(self.serverapp)
+        locale = language.current_language(self.serverapp)
         self.finish({"apps": apps(self.base_url), "examples": examples(locale=locale)})
 
 

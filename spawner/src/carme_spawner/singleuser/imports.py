@@ -34,7 +34,7 @@ LATER = ("aiohttp", "httpx", "requests")
 def prepare() -> None:
     """Import what the server is made of."""
     bundle.use()
-    with _stand_ins():
+    with _stand_in_modules():
         import jupyterhub.singleuser.extension  # noqa: F401
         import jupyterlab.labapp  # noqa: F401
 
@@ -106,7 +106,7 @@ def _is_replaced(name: str) -> bool:
 
 
 @contextmanager
-def _stand_ins() -> Iterator[None]:
+def _stand_in_modules() -> Iterator[None]:
     finder = _StandIns()
     unneeded = [name for name in UNNEEDED if name not in sys.modules]
     sys.modules.update(dict.fromkeys(unneeded))  # pyright: ignore  None: the import fails

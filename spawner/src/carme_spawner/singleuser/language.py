@@ -25,10 +25,10 @@ def install(server: ServerApp) -> None:
     if locale := LOCALES.get(os.environ.get("CARME_LANGUAGE", "")):
         for module in (settings_utils, translations_handler):
             vars(module)["SYS_LOCALE"] = locale
-    follow(lambda: shown(server))
+    follow(lambda: current_language(server))
 
 
-def shown(server: ServerApp) -> str:
+def current_language(server: ServerApp) -> str:
     """The language of JupyterLab's pages at this moment: `de_DE`, or empty where nothing names one."""
     default = os.environ.get("CARME_LANGUAGE", "")
     if default in LOCALES and not is_valid_locale(LOCALES[default]):

@@ -97,11 +97,11 @@ def cluster(answer: Mapping[str, list[Record]]) -> Cluster:
                 hidden=row["hidden"],
                 max_minutes=row["max_time"] if isinstance(row["max_time"], int) else None,
                 node_names=members.get(row["name"], []),
-                groups=_named(row["groups"]),
-                accounts=_named(row["accounts"]),
-                refused_accounts=_named(row["refused_accounts"]),
-                qos=_named(row.get("qos")),
-                refused_qos=_named(row.get("refused_qos")),
+                groups=_names_of(row["groups"]),
+                accounts=_names_of(row["accounts"]),
+                refused_accounts=_names_of(row["refused_accounts"]),
+                qos=_names_of(row.get("qos")),
+                refused_qos=_names_of(row.get("refused_qos")),
                 suspends=bool({"SUSPEND", "GANG"} & set((row["preempt_mode"] or "").split(","))),
             )
             for row in answer["partitions"]
@@ -129,7 +129,7 @@ def _node(row: Record) -> Node:
     )
 
 
-def _named(names: Iterable[str] | None) -> list[str]:
+def _names_of(names: Iterable[str] | None) -> list[str]:
     """The names of a list of a partition's; none where it means all, or nobody."""
     return [name for name in names or [] if name not in ("", "ALL")]
 

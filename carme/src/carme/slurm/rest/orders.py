@@ -65,12 +65,12 @@ def description(order: Order, owner: UnixAccount, folder: Path, script: str) -> 
 def reservation(spec: ReservationSpec) -> dict[str, Any]:
     """The body that makes a reservation; from now where its start has passed."""
     # Slurm would want both of a job, were both named.
-    whose = {"accounts": list(spec.accounts)} if spec.accounts else {"users": list(spec.users)}
+    holders = {"accounts": list(spec.accounts)} if spec.accounts else {"users": list(spec.users)}
     return {
         **_period(spec.name, max(spec.start, datetime.now(UTC)), spec.end),
         "partition": spec.partition,
         "node_list": list(spec.node_names),
-        **whose,
+        **holders,
         # Jobs that still wait for it at its end wait like all others then; else Slurm would hold them.
         "flags": ["NO_HOLD_JOBS_AFTER_END"],
     }

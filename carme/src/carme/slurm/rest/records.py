@@ -153,11 +153,11 @@ def _partition(row: Record, members: Mapping[str, list[str]], default: str) -> P
         default=row["name"] == default,
         max_minutes=number(row["maximums"]["time"]),
         node_names=members.get(row["name"], []),
-        groups=_named(row["groups"]["allowed"]),
-        accounts=_named(row["accounts"]["allowed"]),
-        refused_accounts=_named(row["accounts"]["deny"]),
-        qos=_named(row["qos"]["allowed"]),
-        refused_qos=_named(row["qos"]["deny"]),
+        groups=_names_of(row["groups"]["allowed"]),
+        accounts=_names_of(row["accounts"]["allowed"]),
+        refused_accounts=_names_of(row["accounts"]["deny"]),
+        qos=_names_of(row["qos"]["allowed"]),
+        refused_qos=_names_of(row["qos"]["deny"]),
     )
 
 
@@ -183,7 +183,7 @@ def _node(row: Record) -> Node:
     )
 
 
-def _named(names: str) -> list[str]:
+def _names_of(names: str) -> list[str]:
     """The names of a list of a partition's; none where it means all, or nobody."""
     return [name for name in names.split(",") if name not in ("", "ALL", "(null)")]
 
@@ -202,8 +202,8 @@ def reservations(rows: Iterable[Record]) -> list[Reservation]:
                 start=datetime.fromtimestamp(start, UTC),
                 end=datetime.fromtimestamp(end, UTC),
                 node_names=expand(row["node_list"]),
-                users=_named(row["users"]),
-                accounts=_named(row["accounts"]),
+                users=_names_of(row["users"]),
+                accounts=_names_of(row["accounts"]),
                 cpus=int(tres.get("cpu", 0)),
                 gpus=int(tres.get("gres/gpu", 0)),
                 maintenance="MAINT" in row["flags"],

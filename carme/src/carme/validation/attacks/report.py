@@ -29,7 +29,7 @@ class Result:
     seconds: float
 
 
-def carry_out(attack: Attack, fixture: Fixture) -> Result:
+def run_attack(attack: Attack, fixture: Fixture) -> Result:
     """Make one attack and its control."""
     begin = time.monotonic()
     reached, how = _outcome(attack.attack, fixture, failed=True)
@@ -66,7 +66,7 @@ def verdict(attacks: Iterable[Attack], fixture: Fixture, report: Callable[[str],
             left_out[f"{attack.area}: {attack.name}"] = reason
             report(f"left out           {attack.area}: {attack.name}: {reason}")
             continue
-        result = carry_out(attack, fixture)
+        result = run_attack(attack, fixture)
         results.append(result)
         word = "stopped  " if result.ok else "REACHED  " if not result.stopped else "NO CONTROL"
         report(f"{word} {result.seconds:5.1f} s  {result.name}: {result.how if result.ok else shown(result)}")

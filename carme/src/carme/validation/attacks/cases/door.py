@@ -35,12 +35,12 @@ CONFUSING = (
 )
 
 
-def confusing(fixture: Fixture, whose: Player, server: Player, rest: str, text: str) -> Outcome:
+def try_confusing_paths(fixture: Fixture, owner: Player, server: Player, rest: str, text: str) -> Outcome:
     """Try each spelling of an address of `server` that could pass for one of `whose`."""
     reached, statuses = [], set()
     for spelling in CONFUSING:
-        path = spelling.replace("ATTACKER", whose.name).replace("VICTIM", server.name).replace("REST", rest)
-        headers = as_browser(whose, f"/jupyter/user/{whose.name}/") | as_browser(whose, whose.base)
+        path = spelling.replace("ATTACKER", owner.name).replace("VICTIM", server.name).replace("REST", rest)
+        headers = as_browser(owner, f"/jupyter/user/{owner.name}/") | as_browser(owner, owner.base)
         got, message = by_door(fixture, path, headers=headers, text=text)
         statuses.add(message)
         if got:
@@ -48,7 +48,7 @@ def confusing(fixture: Fixture, whose: Player, server: Player, rest: str, text: 
     return bool(reached), "reached by " + ", ".join(reached) if reached else ", ".join(sorted(statuses))
 
 
-def rest_of(player: Player, tail: str) -> str:
+def path_after_user(player: Player, tail: str) -> str:
     """What follows the user's name in the address of a server."""
     return player.base.split(f"/{player.name}/", 1)[1] + tail
 
@@ -57,7 +57,9 @@ add(
     AREA,
     "spellings of the victim's address",
     "reaches the victim's server by addresses that nginx, the proxy and the portal could read differently",
-    lambda s: confusing(s, s.attacker, s.victim, rest_of(s.victim, "api/contents"), '"path"'),
+    lambda s: try_confusing_paths(
+        s, s.attacker, s.victim, path_after_user(s.victim, "api/contents"), '"path"'
+    ),
     victim_reads,
 )
 add(
@@ -96,12 +98,12 @@ add(
     AREA,
     "signed out, kernel open",
     "goes on computing over a connection to a kernel that was opened before the victim signed out",
-    lambda s: kernel_after(s, leave=True),
-    lambda s: kernel_after(s, leave=False),
+    lambda s: run_after_sign_out(s, leave=True),
+    lambda s: run_after_sign_out(s, leave=False),
 )
 
 
-def kernel_after(fixture: Fixture, leave: bool) -> Outcome:
+def run_after_sign_out(fixture: Fixture, leave: bool) -> Outcome:
     """Run a cell over an open connection, after its owner has signed out there or not."""
     server = urljoin(fixture.settings.site.url, fixture.victim.base)
     with fixture.another_browser(fixture.victim) as visitor, visitor.kernel(server) as kernel:

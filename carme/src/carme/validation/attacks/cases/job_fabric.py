@@ -10,11 +10,11 @@ from carme.validation.attacks.fixture import Fixture, Player
 AREA = Area("The job fabric")
 
 
-def to_agent(who: Callable[[Fixture], Player] | None, **more: Any) -> Arguments:
+def to_agent(choose: Callable[[Fixture], Player] | None, **more: Any) -> Arguments:
     """Arguments of `talk` with the victim's agent, with the certificate of one of the two."""
 
     def arguments(fixture: Fixture) -> dict[str, Any]:
-        pem = f"{who(fixture).folder}/fabric.pem" if who else ""
+        pem = f"{choose(fixture).folder}/fabric.pem" if choose else ""
         return {"host": fixture.agent[0], "port": fixture.agent[1], "certificate": pem, **more}
 
     return arguments

@@ -136,13 +136,13 @@ def cancelled(fixture: Fixture, player: Player, cancel: Callable[[int], Outcome]
     # It does not end by itself while it is waited for.
     job = client.submit(small_job(command=["sleep", "600"], minutes=10), user=player.name)
     message = cancel(job)[1]
-    if once_over(client, job):
+    if wait_until_over(client, job):
         return True, f"a job of their own was cancelled; {message}"
     client.cancel(job)
     return False, message
 
 
-def once_over(client: BrokerClient, job_id: int) -> Job | None:
+def wait_until_over(client: BrokerClient, job_id: int) -> Job | None:
     """A small job once it is over; None if it is not after longer than a busy cluster takes."""
     end = time.monotonic() + JOB_SECONDS
     while not (job := client.job(job_id)).is_over:
