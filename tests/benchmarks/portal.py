@@ -119,7 +119,7 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
     from unit.webui.fake_broker import FakeBroker, make_job
 
     from carme.broker import protocol
-    from carme.broker.access import Peer
+    from carme.broker.peers import Peer
     from carme.garbage import collect_rarely
     from carme.jobs import Cluster, JobState, Node, Partition
 

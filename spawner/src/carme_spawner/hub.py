@@ -27,7 +27,7 @@ from carme_spawner.hub_config import hub_config
 from carme_spawner.moving import move_database
 from carme_spawner.names import ServerResolver
 from carme_spawner.orphan_cleanup import OrphanCleanup
-from carme_spawner.shown import refusal
+from carme_spawner.spawn_progress import refusal
 from carme_spawner.spawner import CarmeSpawner
 from carme_spawner.watcher import JobWatcher
 

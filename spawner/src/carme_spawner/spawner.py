@@ -30,7 +30,7 @@ from carme_spawner.idle import IdleWatch
 from carme_spawner.names import server_name
 from carme_spawner.notes import mark, moment
 from carme_spawner.reports import Activity
-from carme_spawner.shown import progress_event, refusal
+from carme_spawner.spawn_progress import progress_event, refusal
 from carme_spawner.watcher import JobWatcher, has_ended, job_name, serves
 
 # Importing batchspawner installs an API with which a server's own token sets any attribute of its spawner,

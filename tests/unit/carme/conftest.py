@@ -22,7 +22,7 @@ import pytest_asyncio
 
 from carme.broker import AsyncBrokerClient
 from carme.broker import server as server_module
-from carme.broker.access import Peer
+from carme.broker.peers import Peer
 from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.cli import main

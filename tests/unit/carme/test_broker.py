@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from carme.broker import AsyncBrokerClient
-from carme.broker.access import Peer, acting_for, identify, owner_of_job, require_person
 from carme.broker.audit import REFUSALS_A_MINUTE
+from carme.broker.peers import Peer, acting_for, identify, owner_of_job, require_person
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest, NotFound, SlurmError
 from carme.jobs import Job, JobRequest, JobState
@@ -253,7 +253,7 @@ async def test_a_service_is_one_account_not_a_name(
     with ours, theirs:
         monkeypatch.setattr(UnixAccount, "numbered", lambda uid: impostor)
         if os.getuid() == 0:
-            monkeypatch.setattr("carme.broker.access._CREDENTIALS", _Pretended(4711))
+            monkeypatch.setattr("carme.broker.peers._CREDENTIALS", _Pretended(4711))
         assert not (await identify(ours, settings)).trusted
         monkeypatch.setattr(UnixAccount, "numbered", lambda uid: UnixAccount.named("hub"))
         assert (await identify(ours, settings)).trusted

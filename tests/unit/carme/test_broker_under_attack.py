@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from carme.broker import protocol
 from carme.broker import server as server_module
-from carme.broker.access import Peer
 from carme.broker.concurrency import ConcurrencyLimit
+from carme.broker.peers import Peer
 from carme.slurm import UnixAccount
 
 # The broker of one test serves all its examples, which is the point.

@@ -19,7 +19,7 @@ import pytest
 
 from carme.config import load
 from carme.errors import CarmeError
-from carme.heads import Holder, Lease, address, holding, main, promotion
+from carme.heads import Holder, Lease, active_head, address, main, promotion
 from carme.heads.names import own_name, require_two_heads
 from patience import HANG
 from real_postgresql import postgresql
@@ -34,8 +34,8 @@ ACCOUNT = pwd.getpwuid(os.getuid()).pw_name
 #: `carme-head` as a program, which looks often and does not take a server on a busy machine for away.
 PROGRAM = """
 import sys
-from carme.heads import holding, lease, main
-lease.ANSWER_SECONDS, holding.RENEW, holding.GIVE_UP = float(sys.argv[1]), 0.0005, float(sys.argv[2])
+from carme.heads import active_head, lease, main
+lease.ANSWER_SECONDS, active_head.RENEW, active_head.GIVE_UP = float(sys.argv[1]), 0.0005, float(sys.argv[2])
 raise SystemExit(main.main(sys.argv[3:]))
 """
 
@@ -232,10 +232,10 @@ def test_no_attempt_to_renew_the_lease_ends_after_its_time(
 ) -> None:
     lease = Failing()
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    monkeypatch.setattr(holding, "_now", lambda: lease.now)
-    monkeypatch.setattr(holding.signal, "signal", lambda *_words: None)
-    monkeypatch.setattr(holding.threading, "Event", lambda: lease)
-    assert holding.hold(load(configured(tmp_path / "head", "postgresql:///x")), lease, "a") == 1
+    monkeypatch.setattr(active_head, "_now", lambda: lease.now)
+    monkeypatch.setattr(active_head.signal, "signal", lambda *_words: None)
+    monkeypatch.setattr(active_head.threading, "Event", lambda: lease)
+    assert active_head.hold(load(configured(tmp_path / "head", "postgresql:///x")), lease, "a") == 1
     # Tried at 4 s, for 8 s, and at 16 s, for no longer; it looks once more and ends.
     assert lease.within == [None, 12.0, 0.0] and lease.now <= 1000.0 + 20.0
     assert "The services of this head stop" in capsys.readouterr().err

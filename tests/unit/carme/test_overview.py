@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carme.broker.access import Peer
+from carme.broker.peers import Peer
 from carme.errors import CarmeError, Denied
 from carme.jobs import JobState
 from carme.slurm import UnixAccount

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from carme.broker import protocol
 from carme.broker import server as server_module
-from carme.broker.access import Peer
+from carme.broker.peers import Peer
 from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.config import Settings

@@ -206,7 +206,7 @@ async def test_starts_are_not_limited_by_those_that_wait(site: Site) -> None:
 
 
 def test_the_broker_being_away_is_no_fault_of_the_request() -> None:
-    from carme_spawner.shown import refusal
+    from carme_spawner.spawn_progress import refusal
 
     assert refusal(BrokerUnavailable("No.", "Wait.")).status_code == 503
     assert refusal(BrokerUnavailable("100 % gone.", "Wait.")).message == "100 % gone. Wait."

@@ -26,9 +26,9 @@ from django.conf import settings
 
 from carme.broker import protocol
 from carme.broker import server as server_module
-from carme.broker.access import Peer
 from carme.broker.dispatch import HandOver
 from carme.broker.files import NET_NAME
+from carme.broker.peers import Peer
 from carme.broker.policy import Alert
 from carme.broker.server import Server
 from carme.broker.service import Broker

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Iterable
 
 from carme.broker import protocol
-from carme.broker.access import Peer, require_person
 from carme.broker.bookings import Bookings
 from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.broker.enrolment import enrol
+from carme.broker.peers import Peer, require_person
 from carme.broker.projects import Projects
 from carme.errors import InvalidRequest
 from carme.jobs import Reservation

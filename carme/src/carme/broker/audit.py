@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from carme.broker.access import Peer
 from carme.broker.operations import Operation
+from carme.broker.peers import Peer
 from carme.errors import CarmeError
 
 _log = logging.getLogger("carme.broker")

@@ -1,13 +1,13 @@
 """Answers about the cluster: nodes, what will be free, what users may use, what jobs used, and changes."""
 
 from carme.broker import protocol
-from carme.broker.access import Peer, acting_for, owner_of_job
 from carme.broker.bookings import Bookings
 from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.broker.forecasts import Forecasts
 from carme.broker.jobs import Jobs
 from carme.broker.overview import Overview, SessionFigures
+from carme.broker.peers import Peer, acting_for, owner_of_job
 from carme.broker.policy import Policy
 from carme.broker.protocol import EventBatch
 from carme.broker.reports import Reports

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from carme.broker.accesses import Accesses
+from carme.broker.access_cache import AccessCache
 from carme.broker.audit import AuditLog
 from carme.broker.concurrency import ConcurrencyLimit
 from carme.broker.feed import Feed
@@ -36,7 +36,7 @@ class Context:
     feed: Feed
     book: SessionBook
     watch: Watch
-    accesses: Accesses
+    accesses: AccessCache
     images: ImageCatalogue
     audit: AuditLog
     programs: ConcurrencyLimit

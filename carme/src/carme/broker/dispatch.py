@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from carme.broker import protocol
-from carme.broker.access import Peer, require_rights
 from carme.broker.audit import AuditLog
 from carme.broker.operations import Operation
+from carme.broker.peers import Peer, require_rights
 from carme.errors import Denied, InvalidRequest, NotFound
 from carme.jobs import JobRequest, refusal
 from carme.jobs.requests import UNKNOWN_FIELD

@@ -8,14 +8,14 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from carme.broker import protocol
-from carme.broker.access import Peer, owner_of_job, require_person
 from carme.broker.context import Context
 from carme.broker.dispatch import HandOver, handles, hands_over
 from carme.broker.jobs import Jobs
+from carme.broker.peers import Peer, owner_of_job, require_person
 from carme.broker.protocol import JobFacts, LogPart, NetPicture, Recipe, Script
 from carme.errors import CarmeError, Denied, InvalidRequest, NotFound
 from carme.files import program
-from carme.jobs import Job, JobRequest, reading, scripts
+from carme.jobs import Job, JobRequest, log_reader, scripts
 from carme.jobs.contents import from_bytes
 from carme.launch import facts
 from carme.launch.preparation import TASKS
@@ -184,12 +184,12 @@ class JobFiles:
         """
         async with self._context.programs.take(owner.uid):
             done = await run(
-                *[self._context.python, "-I", "-S", str(reading.__file__)],
+                *[self._context.python, "-I", "-S", str(log_reader.__file__)],
                 *[str(path), str(offset), str(limit)],
                 *([] if tail is None else [str(tail)]),
                 owner=owner,
             )
-        if done.code == reading.NO_LOG:
+        if done.code == log_reader.NO_LOG:
             return None
         place, _unused, part = done.output.partition(b"\n")
         size, _unused, start = place.partition(b" ")

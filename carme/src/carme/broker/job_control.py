@@ -3,11 +3,11 @@
 import asyncio
 
 from carme.broker import protocol
-from carme.broker.access import Peer, acting_for
 from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.broker.extensions import Extensions
 from carme.broker.jobs import Jobs
+from carme.broker.peers import Peer, acting_for
 from carme.broker.stage_in import StageIns
 from carme.errors import Denied
 from carme.jobs import Job, arrays

@@ -3,10 +3,10 @@
 from datetime import UTC, datetime, timedelta
 
 from carme.broker import protocol
-from carme.broker.access import Peer, acting_for
 from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.broker.overview import RunningJob
+from carme.broker.peers import Peer, acting_for
 from carme.errors import NotFound, SlurmError
 from carme.jobs import Job, Phase, arrays
 from carme.translation import message as _

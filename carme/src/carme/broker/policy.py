@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from carme.broker.access import Peer
 from carme.broker.audit import AuditLog
+from carme.broker.peers import Peer
 from carme.broker.watch import Watch
 from carme.config import Settings
 from carme.config.settings import PolicySettings

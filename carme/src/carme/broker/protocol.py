@@ -19,7 +19,7 @@ from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Access, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
 from carme.jobs.arrays import MAXIMUM_TASK, Tasks
 from carme.jobs.contents import Content
-from carme.jobs.noted import JobFacts, NetPicture
+from carme.jobs.page_notes import JobFacts, NetPicture
 from carme.jobs.requests import Word
 from carme.jobs.stages import Stages
 from carme.projects import Grant, ProjectAccount

@@ -12,8 +12,8 @@ from pathlib import Path
 from pydantic_core import to_json
 
 from carme.broker import protocol
-from carme.broker.access import Peer, identify
 from carme.broker.dispatch import HandOver
+from carme.broker.peers import Peer, identify
 from carme.broker.service import Broker
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest

@@ -5,8 +5,7 @@ import sys
 from typing import Any
 
 from carme.broker import protocol
-from carme.broker.access import Peer
-from carme.broker.accesses import Accesses
+from carme.broker.access_cache import AccessCache
 from carme.broker.administration import Administration
 from carme.broker.audit import AuditLog
 from carme.broker.bookings import Bookings
@@ -18,6 +17,7 @@ from carme.broker.feed import Feed
 from carme.broker.files import JobFiles
 from carme.broker.job_control import JobControl
 from carme.broker.jobs import Jobs
+from carme.broker.peers import Peer
 from carme.broker.policy import Policy, broker_peer
 from carme.broker.reports import Reports
 from carme.broker.session_service import SessionService
@@ -53,7 +53,7 @@ class Broker:
             feed=feed,
             book=book,
             watch=Watch(slurm, settings.slurm.poll_seconds, feed, book),
-            accesses=Accesses(slurm),
+            accesses=AccessCache(slurm),
             images=ImageCatalogue(settings.images.directory),
             audit=AuditLog(settings.broker.audit_log),
             programs=ConcurrencyLimit(PROGRAMS_AT_ONCE, PROGRAMS_PER_USER),

@@ -4,10 +4,10 @@ import asyncio
 import logging
 
 from carme.broker import protocol
-from carme.broker.access import Peer, acting_for
 from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.broker.files import JobFiles
+from carme.broker.peers import Peer, acting_for
 from carme.errors import CarmeError
 from carme.jobs import Job
 from carme.sessions import ServerStatus, Session

@@ -6,10 +6,10 @@ import logging
 from dataclasses import replace
 
 from carme.broker import protocol
-from carme.broker.access import Peer, owner_of_job
 from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.broker.files import JobFiles
+from carme.broker.peers import Peer, owner_of_job
 from carme.broker.staging import (
     booked_stage_in_order,
     data_features,

@@ -4,11 +4,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from carme.broker import protocol
-from carme.broker.access import Peer, owner_of_job
 from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.broker.files import JobFiles
 from carme.broker.jobs import Jobs
+from carme.broker.peers import Peer, owner_of_job
 from carme.broker.stage_in import StageIns
 from carme.broker.submitter import Submitter
 from carme.errors import CarmeError, InvalidRequest, SlurmError

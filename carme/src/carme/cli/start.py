@@ -24,7 +24,7 @@ from carme.command_line import (
 )
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest, SlurmError
-from carme.images.own import is_own
+from carme.images.user_images import is_own
 from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_words
 from carme.jobs.contents import from_bytes
 from carme.jobs.directives import directives

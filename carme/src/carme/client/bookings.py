@@ -8,13 +8,13 @@ from typing import Any
 
 from carme import api
 from carme.client.connection import Connection
-from carme.client.known import Known
 from carme.client.pages import items
+from carme.client.remote_object import RemoteObject
 
 __all__ = ["Booking", "Bookings"]
 
 
-class Booking(Known[api.BookingOut]):
+class Booking(RemoteObject[api.BookingOut]):
     """A booking that I may use."""
 
     def __repr__(self) -> str:

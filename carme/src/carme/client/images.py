@@ -8,14 +8,14 @@ from urllib.parse import quote
 from carme import api
 from carme.client.connection import Connection
 from carme.client.jobs import Job
-from carme.client.known import Known, wait_until
+from carme.client.remote_object import RemoteObject, wait_until
 from carme.errors import InvalidRequest
 from carme.translation import message as _
 
 __all__ = ["Image", "Images"]
 
 
-class Image(Known[api.ImageBuild]):
+class Image(RemoteObject[api.ImageBuild]):
     """An own image of mine, or one that a project of mine shares."""
 
     def __repr__(self) -> str:

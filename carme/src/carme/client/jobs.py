@@ -25,8 +25,8 @@ import cloudpickle.cloudpickle
 from carme import api
 from carme.broker.protocol import JobFacts
 from carme.client.connection import Connection
-from carme.client.known import wait_until
 from carme.client.pages import items
+from carme.client.remote_object import wait_until
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.jobs import JobState, arrays
 from carme.jobs.contents import from_bytes, wire

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from carme import api
 from carme.client.connection import Connection
-from carme.client.known import Known, wait_until
 from carme.client.pages import items
+from carme.client.remote_object import RemoteObject, wait_until
 from carme.errors import CarmeError
 from carme.scaling import Prediction
 from carme.sessions import SessionState
@@ -18,7 +18,7 @@ __all__ = ["Session", "Sessions"]
 PAUSES = 0.5, 5.0  # seconds between two requests about a session: the first ones, and the longest
 
 
-class Session(Known[api.SessionOut]):
+class Session(RemoteObject[api.SessionOut]):
     """A session of mine."""
 
     def __repr__(self) -> str:

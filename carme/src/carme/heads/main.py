@@ -15,7 +15,7 @@ from carme import __version__
 from carme.command_line import add_config, add_json, run_command
 from carme.config import DEFAULT_PATH, Settings, load
 from carme.errors import CarmeError
-from carme.heads import address, holding, promotion, state
+from carme.heads import active_head, address, promotion, state
 from carme.heads.lease import Lease
 from carme.heads.names import own_name, require_two_heads
 from carme.wording import listing, number
@@ -179,7 +179,7 @@ def _demote(options: argparse.Namespace) -> int:
 
 def _hold(options: argparse.Namespace) -> int:
     settings, lease, me = _lease(options)
-    return holding.hold(settings, lease, me)
+    return active_head.hold(settings, lease, me)
 
 
 def _drop_address(options: argparse.Namespace) -> int:

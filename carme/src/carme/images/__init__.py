@@ -2,6 +2,6 @@
 
 from carme.images.apps import app_path
 from carme.images.catalogue import Image, ImageCatalogue
-from carme.images.own import OWN_NAME, ImageFile, is_own, reference
+from carme.images.user_images import OWN_NAME, ImageFile, is_own, reference
 
 __all__ = ["OWN_NAME", "Image", "ImageCatalogue", "ImageFile", "app_path", "is_own", "reference"]

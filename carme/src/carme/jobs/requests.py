@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from carme.accounts import is_account_name
 from carme.errors import InvalidRequest
-from carme.images.own import ImageFile, is_own
+from carme.images.user_images import ImageFile, is_own
 from carme.jobs.arrays import Tasks
 from carme.jobs.contents import Content
 from carme.jobs.stages import ResultsPath, Stages, check_path, check_text

@@ -15,7 +15,7 @@ from carme.errors import CarmeError
 from carme.launch import facts, login
 from carme.launch.container import DATA_VARIABLES, container, forwarded, own_place, unlink, variables
 from carme.launch.exits import Exit, LaunchError
-from carme.launch.other_nodes import HOSTS, WATCH_SECONDS, step, with_others
+from carme.launch.other_nodes import HOSTS, WATCH_SECONDS, keep_other_agents, step
 from carme.launch.preparation import (
     Allocation,
     address_of,
@@ -95,7 +95,9 @@ def _run(folder: str, submission: str) -> int:
         ]
         first = programs.start([*container(spec, staged), *agent], forwarded(folder, spec))
         if allocation.nodes > 1:
-            with_others(programs, first, spec, allocation, lambda where: [*ITSELF, "--join", where, folder])
+            keep_other_agents(
+                programs, first, spec, allocation, lambda where: [*ITSELF, "--join", where, folder]
+            )
         return programs.wait(first)
     finally:
         remove_private(allocation.private, staged)

@@ -325,7 +325,7 @@ class SandboxSlurm(Accounting, Reservations):
             return "Reservation"
         if entry.job.tasks and self._tasks_running(entry.job) >= _tasks_at_once(entry.job.tasks):
             return "JobArrayTaskLimit"
-        return self._held_back(entry.job)
+        return self._limit_reason(entry.job)
 
     def _tasks_running(self, job: Job) -> int:
         return sum(

@@ -35,9 +35,9 @@ from carme.slurm import parsing
 from carme.slurm.account import UnixAccount
 from carme.slurm.folder import job_folder, log_name, start_in_folder
 from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order, Outcome, ReservationChanges
-from carme.slurm.known import KnownJobs
 from carme.slurm.label import Label
 from carme.slurm.programs import Finished, run
+from carme.slurm.queue_cache import QueueCache
 from carme.slurm.refusals import refusal
 from carme.slurm.tres import ALLOTTED_FIELDS, EXCLUSIVE
 from carme.translation import message as _
@@ -67,7 +67,7 @@ class SlurmCommands:
         self._python = python
         self._cluster = cluster
         self._exclusive = ""  # squeue's field for it, once it is known
-        self._known = KnownJobs()
+        self._known = QueueCache()
         self._known_nodes: parsing.KnownNodes = {}
 
     @property

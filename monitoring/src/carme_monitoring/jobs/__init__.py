@@ -2,17 +2,17 @@
 
 from carme_monitoring.jobs.allocations import Allocation, Allocations
 from carme_monitoring.jobs.cgroups import Cgroups, StepUsage, Usage
-from carme_monitoring.jobs.moved import MovedBytes, MovedRecords
 from carme_monitoring.jobs.network import Network, Traffic
+from carme_monitoring.jobs.process_io import ProcessIo, ProcessIoRecords
 from carme_monitoring.jobs.training import RankProgress, Training
 
 __all__ = [
     "Allocation",
     "Allocations",
     "Cgroups",
-    "MovedBytes",
-    "MovedRecords",
     "Network",
+    "ProcessIo",
+    "ProcessIoRecords",
     "RankProgress",
     "StepUsage",
     "Traffic",

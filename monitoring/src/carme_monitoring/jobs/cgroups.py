@@ -58,7 +58,7 @@ class Usage:
         memory_bytes: What cannot be given back: without the page cache that is not in use.
         memory_peak_bytes, memory_limit_bytes: The highest ever, page cache included, and what it may have.
         oom_kills: Processes that the kernel ended for want of memory.
-        read_bytes, written_bytes: Of disks. Version 1 does not report: see `MovedRecords`.
+        read_bytes, written_bytes: Of disks. Version 1 does not report: see `ProcessIoRecords`.
         threads: At this moment.
         devices: Device files of GPUs (minors) that it may open; None if the kernel does not say, or was not
             queried.

@@ -20,8 +20,8 @@ from carme_monitoring.jobs import (
     Allocation,
     Allocations,
     Cgroups,
-    MovedRecords,
     Network,
+    ProcessIoRecords,
     RankProgress,
     Traffic,
     Training,
@@ -56,7 +56,7 @@ class NodeCollector(Collector):
         allocations: Allocations,
         training: Training | None = None,
         network: Network | None = None,
-        moved: MovedRecords | None = None,
+        moved: ProcessIoRecords | None = None,
     ) -> None:
         self._gpus, self._cgroups, self._allocations = gpus, cgroups, allocations
         self._training, self._network = training, network or Network()

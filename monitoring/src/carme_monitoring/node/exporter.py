@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from carme_monitoring.gpus import AmdLibrary, GpuWatch, NvidiaLibrary
-from carme_monitoring.jobs import Allocations, Cgroups, MovedRecords, Training
+from carme_monitoring.jobs import Allocations, Cgroups, ProcessIoRecords, Training
 from carme_monitoring.node.collector import NodeCollector
 from carme_monitoring.node.options import add_cgroups
 from carme_monitoring.serving import add_options, serve
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
             reason = f"The socket {options.training} cannot be made: {error.strerror or error}."
             parser.error(f"{reason} Name one in a folder that this program may write to.")
         training.listen()
-    moved = MovedRecords(options.io)
+    moved = ProcessIoRecords(options.io)
     collector = NodeCollector(gpus, cgroups, Allocations(options.allocations), training, moved=moved)
     return serve(parser.prog, options, collector)
 

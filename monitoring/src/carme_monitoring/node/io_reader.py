@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from carme_monitoring.jobs import Cgroups, MovedBytes
+from carme_monitoring.jobs import Cgroups, ProcessIo
 from carme_monitoring.node.options import add_cgroups
 
 __all__ = ["main"]
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.every <= 0:
         parser.error("--every must be more than 0 seconds")
     logging.basicConfig(format="%(message)s")
-    cgroups, moved = Cgroups(options.cgroups), MovedBytes(options.file)
+    cgroups, moved = Cgroups(options.cgroups), ProcessIo(options.file)
     while True:
         try:
             moved.update(cgroups.processes_by_step())

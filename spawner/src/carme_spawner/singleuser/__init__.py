@@ -5,7 +5,7 @@ packages, and `carme.translation`, which images have with the command `carme`. L
 because all that a session's start imports is paid for at each start.
 """
 
-from carme_spawner.singleuser.started import STARTED  # isort: skip  first: it takes the time
+from carme_spawner.singleuser.process_start import STARTED  # isort: skip  first: it takes the time
 
 import gc
 import os

@@ -17,7 +17,7 @@ from carme_spawner.singleuser import apps, connections, folders, home, language,
 from carme_spawner.singleuser.address import service_url
 from carme_spawner.singleuser.certificates import Certificates
 from carme_spawner.singleuser.hub import Hub, Refused, Unanswered
-from carme_spawner.singleuser.started import STARTED
+from carme_spawner.singleuser.process_start import STARTED
 from carme_spawner.singleuser.time_left import TimeLeft
 
 #: JupyterLab's panel of the session.

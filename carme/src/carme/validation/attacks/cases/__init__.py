@@ -4,7 +4,6 @@ from carme.validation.attacks.case import Attack
 from carme.validation.attacks.cases import (
     broker,
     command_line,
-    door,
     hub,
     job_fabric,
     job_secrets,
@@ -13,6 +12,7 @@ from carme.validation.attacks.cases import (
     node,
     notebook_server,
     portal,
+    reverse_proxy,
     sockets_and_ports,
     victims_origin,
 )
@@ -23,7 +23,7 @@ ATTACKS: list[Attack] = [
     *sockets_and_ports.AREA.attacks,
     *job_fabric.AREA.attacks,
     *notebook_server.AREA.attacks,
-    *door.AREA.attacks,
+    *reverse_proxy.AREA.attacks,
     *victims_origin.AREA.attacks,
     *hub.AREA.attacks,
     *portal.AREA.attacks,

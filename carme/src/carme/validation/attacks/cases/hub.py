@@ -6,10 +6,10 @@ from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import Area, Step, add
 from carme.validation.attacks.cases.notebook_server import (
     as_browser,
-    by_door,
     certificate_of,
     moves_any,
     token,
+    via_proxy,
 )
 from carme.validation.attacks.fixture import Fixture
 
@@ -28,13 +28,13 @@ def hub(method: str, path: str, body: str = "", text: str = "") -> Step:
         json_body = {"Content-Type": "application/json"}
         hub_address = urlsplit(fixture.settings.hub.listen)
         return moves_any(
-            by_door(
+            via_proxy(
                 fixture,
                 where,
                 headers=as_browser(fixture.attacker, where) | token(fixture.attacker) | json_body,
                 **found,
             ),
-            by_door(fixture, where, headers=as_browser(fixture.attacker, where) | json_body, **found),
+            via_proxy(fixture, where, headers=as_browser(fixture.attacker, where) | json_body, **found),
             fixture.attacker_node.run(
                 "http",
                 host=hub_address.hostname,
@@ -71,7 +71,7 @@ def body_of(fixture: Fixture, body: str) -> str:
 def own_record(fixture: Fixture) -> Outcome:
     """What a token may do: its owner's own record."""
     path = f"{HUB_API}/user"
-    return by_door(fixture, path, headers=token(fixture.victim), text=fixture.victim.name)
+    return via_proxy(fixture, path, headers=token(fixture.victim), text=fixture.victim.name)
 
 
 for name, what, step in (

@@ -5,7 +5,12 @@ from urllib.parse import quote
 
 from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import Area, add
-from carme.validation.attacks.cases.notebook_server import as_browser, by_door, certificate_of, moves_any
+from carme.validation.attacks.cases.notebook_server import (
+    as_browser,
+    certificate_of,
+    moves_any,
+    via_proxy,
+)
 from carme.validation.attacks.fixture import Fixture, Player
 
 AREA = Area("Metrics")
@@ -31,7 +36,7 @@ def series(fixture: Fixture, player: Player, scope: str) -> Outcome:
         for path in (f"query?query={requested}", f"series?match[]={requested}"):
             where = f"/metrics/{scope}/api/v1/{path}"
             outcomes.append(
-                by_door(fixture, where, headers=as_browser(player, where), text=f'"{fixture.job_id}"')
+                via_proxy(fixture, where, headers=as_browser(player, where), text=f'"{fixture.job_id}"')
             )
     return moves_any(*outcomes)
 

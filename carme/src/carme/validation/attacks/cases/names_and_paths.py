@@ -8,7 +8,7 @@ from carme.errors import CarmeError
 from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import Area, Step, add
 from carme.validation.attacks.cases.broker import ask, submitted
-from carme.validation.attacks.cases.node import once_over, small_job
+from carme.validation.attacks.cases.node import small_job, wait_until_over
 from carme.validation.attacks.fixture import Fixture, Player
 
 AREA = Area("Names and paths")
@@ -76,7 +76,7 @@ def log_by_link(target: Callable[[Fixture], str] | None) -> Step:
     def step(fixture: Fixture) -> Outcome:
         client = BrokerClient(fixture.settings.broker.socket)
         job_id = client.submit(small_job(command=["echo", "harmless"]), user=fixture.attacker.name)
-        job = once_over(client, job_id) or client.job(job_id)
+        job = wait_until_over(client, job_id) or client.job(job_id)
         if target:
             folder = f"{fixture.attacker.account.home}/.local/share/carme/jobs/{job.key}"
             fixture.attacker_head.ask("link", target=target(fixture), path=f"{folder}/output.log")
@@ -118,7 +118,7 @@ def job_prints(fixture: Fixture, player: Player, **changes: Any) -> Outcome:
     """Whether a job ends well and prints something."""
     client = BrokerClient(fixture.settings.broker.socket)
     job_id = client.submit(small_job(**changes), user=player.name)
-    job = once_over(client, job_id)
+    job = wait_until_over(client, job_id)
     if job is None:
         raise CarmeError(f"Job {job_id} of {player.name} did not end.")
     text = client.log(job_id, user=player.name).text.strip()

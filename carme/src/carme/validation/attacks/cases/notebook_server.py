@@ -12,7 +12,7 @@ from carme.validation.attacks.fixture import Fixture, Player
 AREA = Area("The notebook server")
 
 
-def by_door(fixture: Fixture, path: str, **more: Any) -> Outcome:
+def via_proxy(fixture: Fixture, path: str, **more: Any) -> Outcome:
     """A request at the site's own address, sent exactly as it is written."""
     site = urlsplit(fixture.settings.site.url)
     return actions.http(site.hostname or "", site.port or 443, path, **more)
@@ -30,7 +30,7 @@ def api(fixture: Fixture) -> str:
 
 def victim_reads(fixture: Fixture) -> Outcome:
     """The victim's own browser at that address."""
-    return by_door(fixture, api(fixture), headers=as_browser(fixture.victim, api(fixture)), text='"path"')
+    return via_proxy(fixture, api(fixture), headers=as_browser(fixture.victim, api(fixture)), text='"path"')
 
 
 def certificate_of(player: Player) -> dict[str, str]:
@@ -107,7 +107,7 @@ for name, what, step in (
 for name, what, headers in (
     (
         "proxy, own cookies",
-        "reads files through the site's door with the attacker's cookies",
+        "reads files through the site's reverse proxy with the attacker's cookies",
         lambda s: as_browser(s.attacker, api(s)),
     ),
     (
@@ -132,21 +132,21 @@ for name, what, headers in (
         AREA,
         name,
         what,
-        lambda s, headers=headers: by_door(s, api(s), headers=headers(s), text='"path"'),
+        lambda s, headers=headers: via_proxy(s, api(s), headers=headers(s), text='"path"'),
         victim_reads,
     )
 add(
     AREA,
     "proxy, token in the address",
     "does so with the attacker's hub token in the address",
-    lambda s: by_door(s, f"{api(s)}?token={s.attacker.token}", text='"path"'),
+    lambda s: via_proxy(s, f"{api(s)}?token={s.attacker.token}", text='"path"'),
     victim_reads,
 )
 add(
     AREA,
     "proxy, terminal",
-    "opens a terminal on the victim's server through the door",
-    lambda s: by_door(
+    "opens a terminal on the victim's server through the reverse proxy",
+    lambda s: via_proxy(
         s,
         f"{s.victim.base}api/terminals",
         method="POST",
@@ -157,14 +157,14 @@ add(
 add(
     AREA,
     "proxy, WebSocket",
-    "opens a WebSocket of the victim's server through the door",
+    "opens a WebSocket of the victim's server through the reverse proxy",
     lambda s: websocket(s, s.attacker),
     lambda s: websocket(s, s.victim),
 )
 add(
     AREA,
     "proxy, from the head",
-    "asks JupyterHub's proxy itself, past the site's door, on the head",
+    "asks JupyterHub's proxy itself, past the site's reverse proxy, on the head",
     lambda s: s.attacker_head.run(
         "http",
         host="127.0.0.1",
@@ -208,4 +208,4 @@ def websocket(fixture: Fixture, player: Player) -> Outcome:
         "Origin": fixture.settings.site.url,
         "Host": urlsplit(fixture.settings.site.url).netloc,
     }
-    return by_door(fixture, path, headers=as_browser(player, path) | handshake)
+    return via_proxy(fixture, path, headers=as_browser(player, path) | handshake)

@@ -6,7 +6,7 @@ from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import Area, Step, add
 from carme.validation.attacks.cases.job_fabric import ATTACKER, VICTIM
 from carme.validation.attacks.cases.node import lives
-from carme.validation.attacks.cases.notebook_server import as_browser, by_door
+from carme.validation.attacks.cases.notebook_server import as_browser, via_proxy
 from carme.validation.attacks.fixture import Fixture, Player
 
 AREA = Area("The portal")
@@ -18,7 +18,7 @@ def page(path: str) -> tuple[Step, Step]:
     def by(player: Callable[[Fixture], Player]) -> Step:
         def step(fixture: Fixture) -> Outcome:
             where = path.replace("SESSION", fixture.victim.session).replace("JOB", str(fixture.job_id))
-            return by_door(fixture, where, headers=as_browser(player(fixture), where))
+            return via_proxy(fixture, where, headers=as_browser(player(fixture), where))
 
         return step
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import Area, add
-from carme.validation.attacks.cases.door import confusing, rest_of
-from carme.validation.attacks.cases.notebook_server import as_browser, by_door
+from carme.validation.attacks.cases.notebook_server import as_browser, via_proxy
+from carme.validation.attacks.cases.reverse_proxy import path_after_user, try_confusing_paths
 from carme.validation.attacks.fixture import EVIL, EVIL_TEXT, Fixture, Player
 
 AREA = Area("The victim's origin")
@@ -19,14 +19,14 @@ def evil(player: Player) -> str:
 def attacker_gets_page(fixture: Fixture) -> Outcome:
     """The attacker's own browser gets the page, so the page is really there."""
     path = evil(fixture.attacker)
-    return by_door(fixture, path, headers=as_browser(fixture.attacker, path), text=EVIL_TEXT)
+    return via_proxy(fixture, path, headers=as_browser(fixture.attacker, path), text=EVIL_TEXT)
 
 
 add(
     AREA,
     "page of the attacker's",
     "leads the victim's browser to a page that the attacker's server delivers without asking who comes",
-    lambda s: by_door(
+    lambda s: via_proxy(
         s,
         evil(s.attacker),
         headers=as_browser(s.victim, evil(s.attacker)) | {"Sec-Fetch-Mode": "navigate"},
@@ -38,24 +38,26 @@ add(
     AREA,
     "page by another spelling",
     "leads it there by addresses that look like the victim's own",
-    lambda s: confusing(s, s.victim, s.attacker, rest_of(s.attacker, EVIL.lstrip("/")), EVIL_TEXT),
+    lambda s: try_confusing_paths(
+        s, s.victim, s.attacker, path_after_user(s.attacker, EVIL.lstrip("/")), EVIL_TEXT
+    ),
     attacker_gets_page,
 )
 add(
     AREA,
     "page to nobody",
     "leads a browser there in which nobody is signed in",
-    lambda s: by_door(s, evil(s.attacker), headers={"Sec-Fetch-Mode": "navigate"}, text=EVIL_TEXT),
+    lambda s: via_proxy(s, evil(s.attacker), headers={"Sec-Fetch-Mode": "navigate"}, text=EVIL_TEXT),
     attacker_gets_page,
 )
 add(
     AREA,
     "portal's cookie",
     "lets a notebook server read the cookie with which its visitor is signed in to the portal",
-    lambda s: by_door(
+    lambda s: via_proxy(
         s, evil(s.attacker), headers=as_browser(s.attacker, evil(s.attacker)), text="__Host-carme-session="
     ),
-    lambda s: by_door(
+    lambda s: via_proxy(
         s,
         evil(s.attacker),
         headers={"Cookie": as_browser(s.attacker, evil(s.attacker))["Cookie"] + "; carme-probe=1"},

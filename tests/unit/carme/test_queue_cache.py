@@ -15,7 +15,7 @@ from carme.errors import SlurmError
 from carme.jobs import Job, JobState
 from carme.slurm import SlurmCommands, parsing, tres
 from carme.slurm import commands as commands_module
-from carme.slurm.known import KnownJobs
+from carme.slurm.queue_cache import QueueCache
 
 S = "\x1e!"
 SHORT: dict[str, Any] = {
@@ -35,12 +35,12 @@ def long(exclusive: str = "OverSubscribe", word: str = "OK", **changes: str) -> 
     return "".join(f"{values.get(field, 'N/A')}{S}" for field in (*tres.ALLOTTED_FIELDS, exclusive)) + "\n"
 
 
-def queue(known: KnownJobs, one: str, two: str) -> list[Job]:
+def queue(known: QueueCache, one: str, two: str) -> list[Job]:
     return known.queue(one.encode(), two.encode(), S.encode(), "OverSubscribe")
 
 
 def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
-    known = KnownJobs()
+    known = QueueCache()
     (first,) = queue(known, short(), long())
     assert known.count == 1
     # The time that is left of a job that runs is no change.
@@ -60,7 +60,7 @@ def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
     ],
 )
 def test_a_job_that_has_changed_is_read_as_if_it_were_new(one: str, two: str) -> None:
-    known = KnownJobs()
+    known = QueueCache()
     queue(known, short(), long())
     (job,) = queue(known, one, two)
     has = tres.allotted(two, S, "OverSubscribe")
@@ -69,14 +69,14 @@ def test_a_job_that_has_changed_is_read_as_if_it_were_new(one: str, two: str) ->
 
 def test_where_a_field_ends_counts() -> None:
     """Users name their jobs: what stands in one field cannot be taken for what stands in two."""
-    known = KnownJobs()
+    known = QueueCache()
     (first,) = queue(known, short(a="lab", P="gpu"), long())
     (second,) = queue(known, short(a="labg", P="pu"), long())
     assert [(job.account, job.partition) for job in (first, second)] == [("lab", "gpu"), ("labg", "pu")]
 
 
 def test_of_a_suspended_job_the_time_that_is_left_counts() -> None:
-    known = KnownJobs()
+    known = QueueCache()
     jobs = [queue(known, short(T="SUSPENDED", L=left), long())[0] for left in ("59:00", "9:00")]
     assert [job.seconds_left for job in jobs] == [59 * 60, 9 * 60]
     assert jobs[0].state is JobState.SUSPENDED
@@ -149,7 +149,7 @@ async def test_the_loop_does_not_wait_for_many_jobs_to_be_read(
 ) -> None:
     threads = []
 
-    class Watched(KnownJobs):
+    class Watched(QueueCache):
         def queue(self, *records: Any, **named: Any) -> list[Job]:
             threads.append(threading.current_thread())
             return super().queue(*records, **named)
@@ -158,7 +158,7 @@ async def test_the_loop_does_not_wait_for_many_jobs_to_be_read(
             threads.append(threading.current_thread())
             return super().allot(*records, **named)
 
-    monkeypatch.setattr(commands_module, "KnownJobs", Watched)
+    monkeypatch.setattr(commands_module, "QueueCache", Watched)
     monkeypatch.setattr(commands_module, "MANY_JOBS", most)
     slurm.jobs = [RUNNING, RUNNING | GPUS | {"A": 8}]
     slurm.late({8: "submitted"})
@@ -244,7 +244,7 @@ def random_queue(draw: random.Random, jobs: dict[int, tuple[str, str]], exclusiv
 
 @pytest.mark.parametrize("seed", range(20))
 def test_after_any_changes_the_queue_is_what_a_full_read_gives(seed: int) -> None:
-    draw, known, jobs = random.Random(seed), KnownJobs(), {}
+    draw, known, jobs = random.Random(seed), QueueCache(), {}
     for _ in range(15):
         random_queue(draw, jobs, "OverSubscribe")
         numbers = sorted(jobs)

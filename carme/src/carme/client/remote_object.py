@@ -10,12 +10,12 @@ from pydantic import BaseModel
 
 from carme.client.connection import Connection
 
-__all__ = ["Known", "wait_until"]
+__all__ = ["RemoteObject", "wait_until"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class Known(Generic[Model]):
+class RemoteObject(Generic[Model]):
     """Something of the portal's, as it was when the portal last answered.
 
     Args:

@@ -1,14 +1,20 @@
-"""Attacks: the door."""
+"""Attacks: the reverse proxy."""
 
 from urllib.parse import urljoin
 
 from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import Area, add
-from carme.validation.attacks.cases.notebook_server import api, as_browser, by_door, moves_any, victim_reads
+from carme.validation.attacks.cases.notebook_server import (
+    api,
+    as_browser,
+    moves_any,
+    via_proxy,
+    victim_reads,
+)
 from carme.validation.attacks.fixture import Fixture, Player
 from carme.validation.notebook import ChannelClosed
 
-AREA = Area("The door")
+AREA = Area("The reverse proxy")
 
 CONFUSING = (
     "/jupyter/user/ATTACKER/%2e%2e/VICTIM/REST",
@@ -41,7 +47,7 @@ def try_confusing_paths(fixture: Fixture, owner: Player, server: Player, rest: s
     for spelling in CONFUSING:
         path = spelling.replace("ATTACKER", owner.name).replace("VICTIM", server.name).replace("REST", rest)
         headers = as_browser(owner, f"/jupyter/user/{owner.name}/") | as_browser(owner, owner.base)
-        got, message = by_door(fixture, path, headers=headers, text=text)
+        got, message = via_proxy(fixture, path, headers=headers, text=text)
         statuses.add(message)
         if got:
             reached.append(spelling)
@@ -68,7 +74,7 @@ add(
     "asks from outside what only nginx may ask",
     lambda s: moves_any(
         *(
-            by_door(s, path, headers=as_browser(s.attacker, "/") | {"X-Original-URI": s.attacker.base})
+            via_proxy(s, path, headers=as_browser(s.attacker, "/") | {"X-Original-URI": s.attacker.base})
             for path in ("/internal/enter", "//internal/enter", "/%69nternal/enter", "/x/..%2finternal/enter")
         )
     ),
@@ -88,10 +94,10 @@ def signed_out(fixture: Fixture, leave: bool) -> Outcome:
     with fixture.another_browser(fixture.victim) as visitor:
         owner = Player(fixture.victim.account, "", visitor)
         headers = as_browser(owner, api(fixture))
-        by_door(fixture, api(fixture), headers=headers)  # so that nginx may remember the yes
+        via_proxy(fixture, api(fixture), headers=headers)  # so that nginx may remember the yes
         if leave:
             fixture.sign_out(visitor)
-        return by_door(fixture, api(fixture), headers=headers, text='"path"')
+        return via_proxy(fixture, api(fixture), headers=headers, text='"path"')
 
 
 add(

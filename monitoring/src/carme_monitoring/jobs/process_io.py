@@ -15,7 +15,7 @@ from pathlib import Path
 from carme_monitoring.jobs.cgroups import Usage
 from carme_monitoring.jobs.files import OpenFiles
 
-__all__ = ["MovedBytes", "MovedRecords"]
+__all__ = ["ProcessIo", "ProcessIoRecords"]
 
 _NUMBERS = 4  # of a step, see `_Sum`
 _NAMES = ("read_bytes: ", "\nwrite_bytes: ")
@@ -40,7 +40,7 @@ class _Sum:
         self.read_then, self.written_then = read, written
 
 
-class MovedBytes:
+class ProcessIo:
     """Sums over the processes of each step, which never shrink while the job is there.
 
     Args:
@@ -89,8 +89,8 @@ class MovedBytes:
         new.rename(self._file)
 
 
-class MovedRecords:
-    """What `MovedBytes` wrote down.
+class ProcessIoRecords:
+    """What `ProcessIo` wrote down.
 
     Args:
         file: Of it; there is none where control groups count themselves.

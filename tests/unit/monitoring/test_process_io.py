@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from carme_monitoring.jobs import Cgroups, MovedBytes, MovedRecords, Usage
+from carme_monitoring.jobs import Cgroups, ProcessIo, ProcessIoRecords, Usage
 from carme_monitoring.jobs.cgroups import StepUsage
 from patience import HANG
 
@@ -32,17 +32,17 @@ def counts(processes: Path, pid: int, read: int, written: int) -> None:
 
 def moved_bytes(file: Path, job_id: int = 7) -> tuple[int | None, int | None]:
     usage = Usage(job_id)
-    MovedRecords(file).add_to([usage])
+    ProcessIoRecords(file).add_to([usage])
     return usage.read_bytes, usage.written_bytes
 
 
 def test_a_job_has_what_all_its_steps_have_moved(processes: Path, tmp_path: Path):
     for pid in (101, 102, 103):
         counts(processes, pid, 10 * pid, pid)
-    moved = MovedBytes(tmp_path / "jobs.json", processes)
+    moved = ProcessIo(tmp_path / "jobs.json", processes)
     moved.update({7: {"batch": [101], "0": [102, 103]}, 8: {"batch": []}})
     usage = Usage(7, steps={"batch": StepUsage(), "0": StepUsage(), "1": StepUsage()})
-    MovedRecords(tmp_path / "jobs.json").add_to([usage])
+    ProcessIoRecords(tmp_path / "jobs.json").add_to([usage])
     assert (usage.read_bytes, usage.written_bytes) == (3060, 306)
     assert (usage.steps["0"].read_bytes, usage.steps["0"].written_bytes) == (2050, 205)
     assert usage.steps["1"].read_bytes is None
@@ -52,7 +52,7 @@ def test_a_job_has_what_all_its_steps_have_moved(processes: Path, tmp_path: Path
 
 def test_what_has_ended_stays_counted_and_is_counted_once(processes: Path, tmp_path: Path):
     file = tmp_path / "jobs.json"
-    moved = MovedBytes(file, processes)
+    moved = ProcessIo(file, processes)
     counts(processes, 101, 0, 0)
     counts(processes, 102, 500, 50)
     moved.update({7: {"batch": [101, 102]}})
@@ -73,8 +73,8 @@ def test_a_reader_that_was_restarted_goes_on_and_counts_nothing_twice(processes:
     file = tmp_path / "jobs.json"
     counts(processes, 101, 100, 10)
     counts(processes, 102, 900, 90)
-    MovedBytes(file, processes).update({7: {"batch": [101, 102]}})
-    moved = MovedBytes(file, processes)
+    ProcessIo(file, processes).update({7: {"batch": [101, 102]}})
+    moved = ProcessIo(file, processes)
     counts(processes, 101, 103, 10)
     moved.update({7: {"batch": [101]}})
     assert moved_bytes(file) == (1000, 100)
@@ -86,7 +86,7 @@ def test_a_reader_that_was_restarted_goes_on_and_counts_nothing_twice(processes:
 def test_a_job_that_has_ended_is_forgotten(processes: Path, tmp_path: Path):
     file = tmp_path / "jobs.json"
     counts(processes, 101, 100, 10)
-    moved = MovedBytes(file, processes)
+    moved = ProcessIo(file, processes)
     moved.update({7: {"batch": [101]}})
     moved.update({})
     assert moved_bytes(file) == (None, None)
@@ -103,14 +103,14 @@ def test_a_file_of_something_else_is_as_none(text: str, processes: Path, tmp_pat
     file.write_text(text)
     assert moved_bytes(file) in ((None, None), (0, 0))
     counts(processes, 101, 30, 3)
-    MovedBytes(file, processes).update({7: {"0": [101]}})
+    ProcessIo(file, processes).update({7: {"0": [101]}})
     assert moved_bytes(file) == (30, 3)
 
 
 def test_what_control_groups_report_counts_more(tmp_path: Path):
     (tmp_path / "jobs.json").write_text('{"7": {"0": [1, 2, 1, 2]}}')
     usage = Usage(7, read_bytes=0, written_bytes=9)
-    MovedRecords(tmp_path / "jobs.json").add_to([usage])
+    ProcessIoRecords(tmp_path / "jobs.json").add_to([usage])
     assert (usage.read_bytes, usage.written_bytes) == (0, 9)
 
 

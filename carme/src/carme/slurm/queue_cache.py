@@ -11,7 +11,7 @@ _ACROSS = frozenset({"u", "a", "P", "q", "v", "r", "b", "m", "l"})  # fields tha
 _MOST_TEXTS = 100_000
 
 
-class KnownJobs:
+class QueueCache:
     """Reads squeue's output; a job for which it prints the same as before is the very same object.
 
     Of the tens of thousands of jobs of a large site a handful change from one look to the next. So records

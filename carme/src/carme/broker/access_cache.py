@@ -8,7 +8,7 @@ from carme.errors import CarmeError
 from carme.jobs import Access
 from carme.slurm import Slurm, UnixAccount
 
-__all__ = ["Accesses"]
+__all__ = ["AccessCache"]
 
 _log = logging.getLogger("carme.broker")
 
@@ -17,7 +17,7 @@ RETRY_SECONDS = 10.0
 MOST_USERS = 4096  # that are remembered
 
 
-class Accesses:
+class AccessCache:
     """Remembers associations, groups and limits of users; without accounting only groups are known."""
 
     def __init__(self, slurm: Slurm) -> None:
