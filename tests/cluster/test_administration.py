@@ -140,7 +140,7 @@ def test_a_new_user_is_taken_in_at_once_by_page_and_by_command(
     with demo.visitor("admin") as admin:
         shown = admin.fetch(f"{admin.url}admin/users/new/")
         form = admin.form(shown, "name")
-        chosen = next(one for one in form.select("option") if project in one.get_text())
+        chosen = next(option for option in form.select("option") if project in option.get_text())
         answer = admin.send(shown, form, {"name": newcomers[0], "project": str(chosen["value"])})
         password = BeautifulSoup(answer.text, "html.parser").select_one("main code")
         assert password is not None, answer.text

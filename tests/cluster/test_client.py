@@ -28,9 +28,9 @@ def connect(demo: DemoSite) -> Iterator[Callable[[], carme.Client]]:
     with demo.visitor("user1") as visitor:
         page = visitor.fetch(f"{visitor.url}tokens/")
         wanted: dict[str, Any] = {"label": label, "days": "1", "scopes": ["jobs", "files", "files-read"]}
-        made = BeautifulSoup(visitor.send(page, visitor.form(page, "label"), wanted).text, "html.parser")
-        secret = made.select_one("p.secret")
-        revoke = made.select_one(f'tr:-soup-contains("{label}") form')
+        created = BeautifulSoup(visitor.send(page, visitor.form(page, "label"), wanted).text, "html.parser")
+        secret = created.select_one("p.secret")
+        revoke = created.select_one(f'tr:-soup-contains("{label}") form')
         assert secret is not None and revoke is not None
         try:
             trust = ssl.create_default_context(cafile=str(demo.certificate))

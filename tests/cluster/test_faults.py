@@ -73,7 +73,7 @@ def test_the_time_limit_ends_a_session_says_so_and_leaves_time_to_save(demo: Dem
         # By other words it is no other job.
         sessions = wait_until(
             "its job is there",
-            lambda: [one for one in demo.carme_json("session", "list") if one["name"] == name],
+            lambda: [listed for listed in demo.carme_json("session", "list") if listed["name"] == name],
         )
         job = f"jobid={sessions[0]['job_id']}"
         demo.run("head", "scontrol", "update", job, "jobname=x", user="user1")

@@ -106,7 +106,7 @@ def changed(demo: DemoSite, change: list[str], back: list[str]) -> Iterator[None
 
 def test_a_server_that_dies_at_start_ends_with_the_last_lines_of_its_log(demo: DemoSite) -> None:
     start(demo, "e1", command=["sh", "-c", "echo the port is taken >&2; exit 3"])
-    over = ended(demo, "e1", lambda one: "log says:" in one.sentence)
+    over = ended(demo, "e1", lambda ending: "log says:" in ending.sentence)
     assert over.ending is Ending.DIED_AT_START
     assert "ended with exit code 3 before its server was ready" in over.sentence
     assert "the port is taken" in over.sentence.splitlines()[-1]
@@ -115,7 +115,7 @@ def test_a_server_that_dies_at_start_ends_with_the_last_lines_of_its_log(demo: D
 def test_out_of_memory_reports_the_peak_and_the_limit(demo: DemoSite) -> None:
     hungry = "x = bytearray(400 << 20); import time; time.sleep(600)"
     start(demo, "e2", command=["python3", "-c", hungry], memory_mb_per_node=200)
-    over = ended(demo, "e2", lambda one: "peak" in one.sentence)
+    over = ended(demo, "e2", lambda ending: "peak" in ending.sentence)
     assert over.ending is Ending.OUT_OF_MEMORY
     assert "ran out of memory" in over.sentence
     assert "its limit is 200 MiB" in over.sentence
@@ -158,7 +158,7 @@ def test_root_who_cancels_is_an_administrator(demo: DemoSite) -> None:
     running(demo, job_id)
     demo.run("head", "scancel", str(job_id))
     # The accounting may name them a moment later.
-    over = ended(demo, "e6", lambda one: one.ending is Ending.CANCELLED_BY_ADMIN)
+    over = ended(demo, "e6", lambda known: known.ending is Ending.CANCELLED_BY_ADMIN)
     assert "An administrator cancelled the session; ask them" in over.sentence
 
 
@@ -166,7 +166,7 @@ def test_the_owner_who_cancels_has_stopped_it(demo: DemoSite) -> None:
     job_id = start(demo, "e7")
     running(demo, job_id)
     demo.run("head", "scancel", str(job_id), user="user1")
-    ended(demo, "e7", lambda one: one.ending is Ending.STOPPED)
+    ended(demo, "e7", lambda known: known.ending is Ending.STOPPED)
 
 
 def test_preemption_is_reported_and_by_what_as_far_as_slurm_shows_it(demo: DemoSite) -> None:
@@ -181,14 +181,17 @@ def test_preemption_is_reported_and_by_what_as_far_as_slurm_shows_it(demo: DemoS
 
         def gives_way(to: str) -> tuple[int, Session]:
             """An urgent job of a user, and the one of the sessions that it ends."""
-            before = [one for one in ("p1", "p2") if not session(demo, one).is_over]
+            before = [candidate for candidate in ("p1", "p2") if not session(demo, candidate).is_over]
             job_id = ask(demo, "submit", request=request | {"gpus_per_node": 4, "image": None}, user=to)
             running(demo, job_id)
 
             def preempted() -> Session | None:
                 both = [session(demo, name) for name in before]
                 reported = "in partition urgent, which has a higher priority; start it again"
-                return next((one for one in both if one.is_over and reported in one.sentence), None)
+                return next(
+                    (candidate for candidate in both if candidate.is_over and reported in candidate.sentence),
+                    None,
+                )
 
             over = wait_until("one of the sessions gave way, and to what", preempted)
             assert over.ending is Ending.PREEMPTED
@@ -210,7 +213,7 @@ def test_an_image_that_is_missing_on_the_node(demo: DemoSite) -> None:
         for node in ("n1", "n2"):
             among_slurmds_mounts(demo, node, "mount -t tmpfs none /srv/carme/images")
     try:
-        over = ended(demo, "e8", lambda one: "log says" not in one.sentence)
+        over = ended(demo, "e8", lambda ending: "log says" not in ending.sentence)
         assert over.ending is Ending.IMAGE_MISSING
         assert "The image base is missing on node n" in over.sentence
         assert "choose another one" in over.sentence
@@ -248,7 +251,7 @@ def test_a_home_that_cannot_be_written_is_refused_and_ends_what_waited(demo: Dem
         waits(demo, job_id, "partition is down")
         demo.run("head", "chmod", "0500", "/home/user1")
     try:
-        over = ended(demo, "e9", lambda one: "log says" not in one.sentence)
+        over = ended(demo, "e9", lambda ending: "log says" not in ending.sentence)
         assert over.ending is Ending.HOME_NOT_WRITABLE
         assert "home directory cannot be written on node n" in over.sentence
         with pytest.raises(Refused, match=r"/home/user1: .*See that your home directory"):

@@ -92,7 +92,7 @@ def run_in(demo: DemoSite, visitor: Visitor, image: str, command: str) -> dict[s
 
     def over() -> dict[str, Any] | None:
         known = demo.carme_json("jobs", "--all-states")
-        return next((one for one in known if one["id"] == number and one["ended"]), None)
+        return next((job for job in known if job["id"] == number and job["ended"]), None)
 
     return wait_until("the job is over", over)
 

@@ -86,8 +86,8 @@ def test_another_user_does_not_get_in(demo: DemoSite, session: str) -> None:
     key = demo.job_of(session)["key"]
     folder = f"/home/user1/.local/share/carme/jobs/{key}"
     for name in ("fabric.key", "fabric.pem", "fabric.json"):
-        look = demo.run("head", "cat", f"{folder}/{name}", user="user2", check=False)
-        assert (look.returncode, look.stdout) == (1, "")
+        reading = demo.run("head", "cat", f"{folder}/{name}", user="user2", check=False)
+        assert (reading.returncode, reading.stdout) == (1, "")
     # The port is open to the whole cluster; without certificate and key there is nothing behind it.
     where = json.loads(demo.run("head", "cat", f"{folder}/fabric.json").stdout)
     knock = (

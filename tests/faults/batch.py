@@ -81,7 +81,7 @@ class Batch:
                 fault.end(self.site)
                 repaired = True
             requested = time.monotonic() - begin
-            views = self.views.look(list(self.names.values()))
+            views = self.views.observe(list(self.names.values()))
             for phase, name in self.names.items():
                 state = views[name].state
                 if state is None or state not in fault.outcome[phase]:
@@ -121,7 +121,7 @@ class Batch:
         """Stop what is left through the portal; nothing of any session may stay anywhere."""
         after = self.results["after"]
         begin = time.monotonic()
-        for name, view in self.views.look(list(self.names.values())).items():
+        for name, view in self.views.observe(list(self.names.values())).items():
             if view.portal not in (SessionState.ENDED, SessionState.STOPPING):
                 try:
                     self.views.visitor.stop(name)
@@ -130,7 +130,7 @@ class Batch:
         end = time.monotonic() + 60
         views: dict[str, View] = {}
         while time.monotonic() < end:
-            views = self.views.look(list(self.names.values()))
+            views = self.views.observe(list(self.names.values()))
             if all(view.state is SessionState.ENDED for view in views.values()):
                 break
             time.sleep(0.3)
@@ -181,7 +181,7 @@ class Batch:
 
     def _view(self, phase: str) -> View:
         name = self.names[phase]
-        return self.views.look([name])[name]
+        return self.views.observe([name])[name]
 
     def _await_slurm(self, job: str, state: str) -> None:
         def there() -> bool:

@@ -44,7 +44,7 @@ def hub(user: str, address: str, token: str) -> dict[str, str]:
     }
 
 
-def look(*views: Callable[[], Any]) -> list[Any]:
+def sample(*views: Callable[[], Any]) -> list[Any]:
     """All views; None for those that cannot be had just now."""
     found = []
     for view in views:
@@ -59,7 +59,7 @@ def main(user: str, address: str) -> None:
     """Serve until standard input ends."""
     token = Path("/etc/carme/secrets/hub-api-token").read_text().strip()
     for _ in sys.stdin:
-        views = look(lambda: slurm(user), lambda: broker(user), lambda: hub(user, address, token))
+        views = sample(lambda: slurm(user), lambda: broker(user), lambda: hub(user, address, token))
         print(json.dumps(dict(zip(("slurm", "broker", "hub"), views, strict=True))), flush=True)
 
 

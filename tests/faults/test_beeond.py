@@ -82,7 +82,7 @@ def submit(demo: DemoSite, script: str) -> int:
 def over(demo: DemoSite, job_id: int) -> Job:
     def ended() -> Job | None:
         known = demo.carme_json("jobs", "--all-states")
-        return next((one for one in map(Job.model_validate, known) if one.id == job_id and one.is_over), None)
+        return next((job for job in map(Job.model_validate, known) if job.id == job_id and job.is_over), None)
 
     return wait_until("the job is over", ended, timeout=HANG)
 
@@ -126,7 +126,7 @@ def test_a_node_that_goes_down_under_it(site: DemoSite) -> None:
     job_id = submit(site, "echo $CARME_BEEOND; exec sleep 300")
     wait_until("the job runs", lambda: MOUNTS in site.carme("logs", str(job_id), check=False).stdout)
     known = map(Job.model_validate, site.carme_json("jobs"))
-    node = next(one for one in known if one.id == job_id).node_list
+    node = next(listed for listed in known if listed.id == job_id).node_list
     assert str(job_id) in left(site, node)
     kill(site, node)
     wait_until(

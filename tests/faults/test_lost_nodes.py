@@ -38,11 +38,11 @@ class Training:
         """The ranks of a start, once all of them have begun and a checkpoint is written."""
 
         def begun() -> list[re.Match[str]]:
-            found = [one for one in BEGAN.finditer(self.log()) if int(one[1]) == start]
+            found = [match for match in BEGAN.finditer(self.log()) if int(match[1]) == start]
             return found if len(found) == size else []
 
         found = wait_until(f"start {start} has {size} ranks", begun, timeout=HANG)
-        assert {int(one["size"]) for one in found} == {size}, self.log()
+        assert {int(match["size"]) for match in found} == {size}, self.log()
         return found
 
     def says(self, words: str) -> None:
@@ -73,12 +73,12 @@ def submit(demo: DemoSite, image: str, *command: str) -> int:
 
 def job(demo: DemoSite, job_id: int) -> Job:
     return Job.model_validate(
-        next(one for one in demo.carme_json("jobs", "--all-states") if one["id"] == job_id)
+        next(listed for listed in demo.carme_json("jobs", "--all-states") if listed["id"] == job_id)
     )
 
 
 def over(demo: DemoSite, job_id: int) -> Job:
-    return wait_until("the job is over", lambda: one if (one := job(demo, job_id)).is_over else None)
+    return wait_until("the job is over", lambda: known if (known := job(demo, job_id)).is_over else None)
 
 
 def lose(demo: DemoSite, node: str) -> None:
@@ -101,14 +101,14 @@ def bring_back(demo: DemoSite, node: str) -> None:
 def test_a_run_shrinks_and_grows_and_its_job_outlives_a_node(demo: DemoSite) -> None:
     training = Training(demo, "--max-restarts", "5")
     first = training.ranks(0, 4)
-    assert {one["host"] for one in first} == {"n1", "n2"}
+    assert {rank["host"] for rank in first} == {"n1", "n2"}
     training.trains()
-    victim = next(one for one in first if one["rank"] == "3")
+    victim = next(rank for rank in first if rank["rank"] == "3")
     demo.run(victim["host"], "kill", "-9", victim["process"])
     second = training.ranks(1, 3)
     training.trains()
 
-    agent = next(one for one in second if one["host"] == "n2")["agent"]
+    agent = next(rank for rank in second if rank["host"] == "n2")["agent"]
     demo.run("n2", "kill", "-9", agent)
     training.says("Restart 2 of 5: 2 ranks go on, 3 there were before.")
     training.says("A node has come: 4 ranks go on, 2 there were before.")
@@ -130,14 +130,14 @@ def test_a_run_shrinks_and_grows_and_its_job_outlives_a_node(demo: DemoSite) -> 
     log = training.log()
     assert "Restart 1 of 5: 3 ranks go on, 4 there were before." in log
     assert log.count("ENDED") == 2
-    began = {int(one[1]): int(one["epoch"]) for one in BEGAN.finditer(log)}
+    began = {int(rank[1]): int(rank["epoch"]) for rank in BEGAN.finditer(log)}
     assert list(began.values()) == sorted(began.values())
     assert began[0] == 0 < began[1]
 
 
 def test_a_run_that_is_not_elastic_ends_with_an_error_when_a_node_is_lost(demo: DemoSite) -> None:
     training = Training(demo)
-    agent = next(one for one in training.ranks(0, 4) if one["host"] == "n2")["agent"]
+    agent = next(rank for rank in training.ranks(0, 4) if rank["host"] == "n2")["agent"]
     demo.run("n2", "kill", "-9", agent)
     assert over(demo, training.job_id).exit_code == 1
     assert "The agent of n2 was lost, so the run was ended." in training.log()

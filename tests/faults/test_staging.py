@@ -182,8 +182,8 @@ def _submit(demo: DemoSite, *arguments: str) -> int:
 
 def _small(demo: DemoSite, node: str) -> None:
     """Let a node's cache lie on a file system of 16 MiB."""
-    made = f"mount -t tmpfs -o size=16m,mode=0711 tmpfs {CACHE} && mkdir -m 0711 {JOBS} {CACHE}/users"
-    demo.run(node, "sh", "-c", made)
+    mount = f"mount -t tmpfs -o size=16m,mode=0711 tmpfs {CACHE} && mkdir -m 0711 {JOBS} {CACHE}/users"
+    demo.run(node, "sh", "-c", mount)
     demo.run(node, "systemctl", "restart", "slurmd")
 
 
@@ -194,7 +194,7 @@ def _large(demo: DemoSite, node: str) -> None:
 
 
 def _running(demo: DemoSite, job_id: int) -> Job | None:
-    job = Job.model_validate(next(one for one in demo.carme_json("jobs") if one["id"] == job_id))
+    job = Job.model_validate(next(listed for listed in demo.carme_json("jobs") if listed["id"] == job_id))
     return job if job.is_running else None
 
 

@@ -80,7 +80,7 @@ class Views:
             self._visitor = self._site.visitor(self._user)
         return self._visitor
 
-    def look(self, names: list[str]) -> dict[str, View]:
+    def observe(self, names: list[str]) -> dict[str, View]:
         """What everybody says now about the sessions."""
         message = self._observe()
         slurm, broker, hub = (message.get(who) for who in ("slurm", "broker", "hub"))

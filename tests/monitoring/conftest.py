@@ -48,10 +48,10 @@ def gpus(demo: DemoSite, library: Path) -> Iterator[Gpus]:
     demo.run("n1", "mkdir", "-p", str(Path(DROP_IN).parent))
     unit = f"[Service]\nEnvironment=LD_LIBRARY_PATH={PLACE} SIMULATED_NVML={PLACE}/gpus\n"
     demo.run("n1", "sh", "-c", f"cat >{DROP_IN}", data=unit)
-    made = Gpus(demo)
-    made.show(*["util=0"] * 4)
+    started = Gpus(demo)
+    started.show(*["util=0"] * 4)
     _restart(demo)
-    yield made
+    yield started
     demo.run("n1", "rm", "-rf", DROP_IN, PLACE)
     _restart(demo)
 

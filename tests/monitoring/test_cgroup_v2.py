@@ -40,12 +40,12 @@ def no_job_left() -> None:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    with real_cgroup_v2.machine(tmp_path_factory.mktemp("machine")) as made:
-        made.until(
-            "the node takes jobs", lambda: made.run("sinfo", "--noheader", "--format=%t").strip() == "idle"
+    with real_cgroup_v2.machine(tmp_path_factory.mktemp("machine")) as booted:
+        booted.until(
+            "the node takes jobs", lambda: booted.run("sinfo", "--noheader", "--format=%t").strip() == "idle"
         )
-        made.until("the exporter answers", made.answers)
-        yield made
+        booted.until("the exporter answers", booted.answers)
+        yield booted
 
 
 def submit(machine: Machine, user: str, script: str, *options: str) -> int:

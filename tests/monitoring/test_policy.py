@@ -93,8 +93,10 @@ def test_the_owner_of_an_idle_gpu_is_warned_twice_and_then_the_job_ends(
 
     log = demo.run("head", "cat", "/var/log/carme/audit.jsonl").stdout
     entries = [json.loads(line) for line in log.splitlines() if '"policy_' in line]
-    done = [(one["action"], one["result"], one["user"]) for one in entries if one.get("job_id") == job]
+    done = [
+        (entry["action"], entry["result"], entry["user"]) for entry in entries if entry.get("job_id") == job
+    ]
     assert done == [("policy_warn", "ok", "user1")] * 2 + [("policy_stop", "ok", "user1")]
     assert demo.job_state(exempt, "user2") is JobState.RUNNING
     assert notices(demo, "user2", exempt) == []
-    assert exempt not in {one.get("job_id") for one in entries}
+    assert exempt not in {entry.get("job_id") for entry in entries}

@@ -36,7 +36,10 @@ def alerts(demo: DemoSite) -> dict[str, dict[str, str]]:
 
 def test_every_exporter_is_scraped(demo: DemoSite) -> None:
     def up() -> bool:
-        found = {one["metric"].get("node", one["metric"]["job"]): one["value"][1] for one in ask(demo, "up")}
+        found = {
+            series["metric"].get("node", series["metric"]["job"]): series["value"][1]
+            for series in ask(demo, "up")
+        }
         names = [machine.name for machine in demo.settings.machines() if not machine.is_head]
         return all(found.get(name) == "1" for name in (*names, "carme-cluster", "prometheus"))
 

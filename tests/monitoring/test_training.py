@@ -88,10 +88,10 @@ def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
     keep("report-of-training")
     reported = report["usage"]["training"]
     each = reported["each"]
-    assert [(one["rank"], one["node"]) for one in each] == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
-    for one in each:
-        assert one["step_seconds"] > 0.08 and one["data_wait"] > 0.3 and one["loss"] is not None
-        assert 0 < one["samples_per_second"] < 100
+    assert [(rank["rank"], rank["node"]) for rank in each] == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
+    for rank in each:
+        assert rank["step_seconds"] > 0.08 and rank["data_wait"] > 0.3 and rank["loss"] is not None
+        assert 0 < rank["samples_per_second"] < 100
     assert reported["ranks"] == 4 and reported["loss"] is not None
     # Eight samples of 10 ms each: more than half of a step on any machine that trains at all.
     assert reported["step_seconds"] > 0.08 and reported["data_wait"] > 0.3

@@ -29,7 +29,7 @@ def jobs(visitor: Visitor, where: str) -> set[int] | None:
     answer = visitor.fetch(f"{visitor.url}metrics/{where}/api/v1/query?query={QUERY}")
     if answer.status_code == 403:
         return None
-    return {int(one["metric"]["jobid"]) for one in answer.json()["data"]["result"]}
+    return {int(series["metric"]["jobid"]) for series in answer.json()["data"]["result"]}
 
 
 @pytest.fixture

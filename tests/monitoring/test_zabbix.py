@@ -144,7 +144,7 @@ def values(server: Zabbix, host: str) -> dict[str, float]:
 
 
 def problems(server: Zabbix, host: str) -> set[str]:
-    return {one["name"] for one in server.ask("problem.get", hostids=host)}
+    return {problem["name"] for problem in server.ask("problem.get", hostids=host)}
 
 
 def test_values_of_a_node_arrive_and_a_lost_gpu_is_a_problem_until_it_is_back(
@@ -200,9 +200,9 @@ def test_a_server_that_was_away_goes_on_and_invents_nothing(server: Zabbix, node
     wait_until("what is wrong is a problem", lambda: lost in problems(server, host), timeout=PATIENCE)
     item = server.ask("item.get", hostids=host, filter={"key_": key}, output=["itemid"])[0]["itemid"]
     shown = server.ask("history.get", history=0, itemids=item, output=["clock", "value"], sortfield="clock")
-    known = [(int(one["clock"]), round(float(one["value"]))) for one in shown]
+    known = [(int(entry["clock"]), round(float(entry["value"]))) for entry in shown]
     assert 30 in {value for clock, value in known if clock <= away}
-    assert not [one for one in known if away + 1 < one[0] < back - 1]
+    assert not [entry for entry in known if away + 1 < entry[0] < back - 1]
     assert {value for clock, value in known if clock > back} == {90}
     gpus.show("util=70", "util=0")
     wait_until("the problem is over", lambda: lost not in problems(server, host), timeout=PATIENCE)
@@ -219,7 +219,7 @@ def test_nodes_and_services_of_the_cluster_are_discovered(server: Zabbix, cluste
     assert (found["carme.node[n1]"], found["carme.node[n2]"], found["carme.gpus"]) == (1, 0, 8)
 
     def hosts() -> set[str]:
-        return {one["host"] for one in server.ask("host.get", filter={"host": ["carme-n1", "carme-n2"]})}
+        return {host["host"] for host in server.ask("host.get", filter={"host": ["carme-n1", "carme-n2"]})}
 
     wait_until("each node has a host", lambda: hosts() == {"carme-n1", "carme-n2"}, timeout=PATIENCE)
     linked = server.ask(
@@ -228,4 +228,4 @@ def test_nodes_and_services_of_the_cluster_are_discovered(server: Zabbix, cluste
         selectParentTemplates=["host"],
         selectMacros=["macro", "value"],
     )
-    assert [one["host"] for one in linked[0]["parentTemplates"]] == [templates.NODE]
+    assert [template["host"] for template in linked[0]["parentTemplates"]] == [templates.NODE]

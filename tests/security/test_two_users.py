@@ -21,8 +21,8 @@ NAMES = {f"{attack.area}: {attack.name}": attack for attack in ATTACKS}
 @pytest.fixture(scope="session")
 def report() -> dict[str, Any]:
     """All attacks, made once: by the site's own check, where it ran before in the same run of the suites."""
-    made = Path(os.environ.get("CARME_RESULTS", "")) / "attacks.json"
-    found = json.loads(made.read_text() if made.is_file() else attacked(DemoSite()))
+    file = Path(os.environ.get("CARME_RESULTS", "")) / "attacks.json"
+    found = json.loads(file.read_text() if file.is_file() else attacked(DemoSite()))
     REPORT.mkdir(parents=True, exist_ok=True)
     (REPORT / "two_users.json").write_text(json.dumps(found, indent=2) + "\n")
     (REPORT / "two_users.md").write_text(markdown(found))

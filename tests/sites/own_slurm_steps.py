@@ -59,13 +59,13 @@ def visit(request: pytest.FixtureRequest, keep_site: bool, resume_site: bool) ->
 
 
 @pytest.fixture(scope="class")
-def looked(visit: Visit) -> Visit:
+def prechecked(visit: Visit) -> Visit:
     """The page's steps 1 to 3: described, checked, done what it says, checked again."""
     example = visit.example
     visit.remember("untouched")
     example.write(carme_head_address=visit.site.machines["portal"].address, **visit.kind.variables)
-    (look, *_rest) = example.commands("site.yml")
-    visit.play("first look", look, code=2)
+    (check, *_rest) = example.commands("site.yml")
+    visit.play("first look", check, code=2)
     visit.remember("first look")
     if not visit.record.is_done("hooks"):
         with visit.record.step("hooks"):
@@ -86,33 +86,33 @@ def looked(visit: Visit) -> Visit:
         images_horovod=False,
         broker_audit_append_only=False,
     )
-    visit.play("second look", look)
+    visit.play("second look", check)
     visit.remember("before")
     return visit
 
 
 @pytest.fixture(scope="class")
-def installed(looked: Visit) -> Visit:
+def installed(prechecked: Visit) -> Visit:
     """Step 4 without images, by the page's commands, and what comes after it on nodes that users share."""
-    (_look, words, _images) = looked.example.commands("site.yml")
-    done = looked.play("site.yml without images", words)
+    (_check, words, _images) = prechecked.example.commands("site.yml")
+    done = prechecked.play("site.yml without images", words)
     assert done.returncode == 0, done.stdout[-4000:]
-    if not looked.record.is_done("administrator"):
-        with looked.record.step("administrator"):
-            looked.example.add_administrator()
-    looked.remember("after")
-    if not looked.record.is_done("processes hidden"):
-        with looked.record.step("processes hidden"):
-            hide_processes(looked.site, NODES)
-    looked.record.versions = versions(looked.site)
-    looked.record.write()
-    return looked
+    if not prechecked.record.is_done("administrator"):
+        with prechecked.record.step("administrator"):
+            prechecked.example.add_administrator()
+    prechecked.remember("after")
+    if not prechecked.record.is_done("processes hidden"):
+        with prechecked.record.step("processes hidden"):
+            hide_processes(prechecked.site, NODES)
+    prechecked.record.versions = versions(prechecked.site)
+    prechecked.record.write()
+    return prechecked
 
 
 @pytest.fixture(scope="class")
 def images(installed: Visit) -> Visit:
     """The images, by the page's last command of step 4; their layers serve the next site of this cache."""
-    (_look, _site, words) = installed.example.commands("site.yml")
+    (_check, _site, words) = installed.example.commands("site.yml")
     try:
         done = installed.play("images", words)
     finally:
@@ -174,9 +174,9 @@ def booking(images: Visit) -> Booking:
         assert job is not None
         state = ended(site, job[0])
         delete_booking(site, owner, name)
-        made = Booking(line, state, True)
-        record.keep("booking", asdict(made))
-    return made
+        result = Booking(line, state, True)
+        record.keep("booking", asdict(result))
+    return result
 
 
 @pytest.fixture(scope="class")
@@ -211,20 +211,20 @@ def picture(images: Visit) -> list[str]:
 def again(installed: Visit, request: pytest.FixtureRequest) -> Visit:
     """The page's installation once more, after users have worked."""
     attempt(request, "images", "main_job", "booking", "batch_job", "picture", "validated")
-    (_look, *commands) = installed.example.commands("site.yml")
+    (_check, *commands) = installed.example.commands("site.yml")
     for step, words in zip(AGAIN, commands, strict=True):
         installed.play(step, words)
     return installed
 
 
 @pytest.fixture(scope="class")
-def removed(looked: Visit, request: pytest.FixtureRequest) -> Visit:
+def removed(prechecked: Visit, request: pytest.FixtureRequest) -> Visit:
     """Carme is taken away with its data, also where it was not installed to the end, and the site goes on."""
     attempt(request, "installed", "again")
-    words = ["-i", str(looked.example.folder), "remove.yml", "-e", "removal_data=true"]
-    looked.play("remove.yml refuses", words, code=2)
-    leave_exporters_group(looked.site, NODES)
-    looked.play("remove.yml", words)
-    looked.remember("removed")
-    looked.named = {name: looked.site.named(name, "*carme*") for name in looked.site.machines}
-    return looked
+    words = ["-i", str(prechecked.example.folder), "remove.yml", "-e", "removal_data=true"]
+    prechecked.play("remove.yml refuses", words, code=2)
+    leave_exporters_group(prechecked.site, NODES)
+    prechecked.play("remove.yml", words)
+    prechecked.remember("removed")
+    prechecked.named = {name: prechecked.site.named(name, "*carme*") for name in prechecked.site.machines}
+    return prechecked

@@ -198,9 +198,9 @@ def test_the_sites_own_check_passes(validated: WholeSite) -> None:
     assert verdict["ok"], [check for check in verdict["checks"] if not check["ok"]]
     assert verdict["left_out"] == []
     assert {check["host"] for check in verdict["checks"]} == set(validated.site.machines)
-    one = validated.runs["validate.yml of a node"]
-    assert one.returncode == 0, one.stdout[-4000:]
-    assert set(changed_hosts(one.stdout)) == {NODES[0]}
+    on_node = validated.runs["validate.yml of a node"]
+    assert on_node.returncode == 0, on_node.stdout[-4000:]
+    assert set(changed_hosts(on_node.stdout)) == {NODES[0]}
 
 
 def test_a_second_run_changes_nothing(again: WholeSite) -> None:

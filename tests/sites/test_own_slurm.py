@@ -36,22 +36,24 @@ class OwnSlurm:
 
     SITE: ClassVar[ExistingSlurm]
 
-    def test_the_first_look_says_what_to_set_and_changes_nothing(self, looked: Visit) -> None:
-        look = looked.runs["first look"]
-        assert look.returncode == 2
-        shown = findings(look.stdout)
+    def test_the_first_look_says_what_to_set_and_changes_nothing(self, prechecked: Visit) -> None:
+        precheck_run = prechecked.runs["first look"]
+        assert precheck_run.returncode == 2
+        shown = findings(precheck_run.stdout)
         assert "Set carme_homes to the folders below which all homes lie" in shown
         assert "Prolog does not call /usr/libexec/carme/prolog" in shown
         for name in NODES:
             assert f"{name}.example.org, processes of others: /proc is mounted without hidepid" in shown
-        assert all(counts["changed"] == 0 for counts in changed_hosts(look.stdout).values())
-        assert looked.changed("untouched", "first look") == {name: set() for name in looked.site.machines}
+        assert all(counts["changed"] == 0 for counts in changed_hosts(precheck_run.stdout).values())
+        assert prechecked.changed("untouched", "first look") == {
+            name: set() for name in prechecked.site.machines
+        }
 
-    def test_after_what_it_says_nothing_stands_in_the_way(self, looked: Visit) -> None:
-        look = looked.runs["second look"]
-        assert look.returncode == 0, look.stdout[-4000:]
-        assert "Prolog does not call" not in look.stdout and "hidepid" not in look.stdout
-        assert all(counts["changed"] == 0 for counts in changed_hosts(look.stdout).values())
+    def test_after_what_it_says_nothing_stands_in_the_way(self, prechecked: Visit) -> None:
+        precheck_run = prechecked.runs["second look"]
+        assert precheck_run.returncode == 0, precheck_run.stdout[-4000:]
+        assert "Prolog does not call" not in precheck_run.stdout and "hidepid" not in precheck_run.stdout
+        assert all(counts["changed"] == 0 for counts in changed_hosts(precheck_run.stdout).values())
 
     def test_the_site_keeps_what_belongs_to_it(self, installed: Visit) -> None:
         changed = installed.changed("before", "after")

@@ -105,7 +105,7 @@ def source_archive(root: Path) -> tuple[bytes, str]:
         for program in sorted(root.glob("*/native/compile.py")):
             built = runpy.run_path(str(program))
             place = program.parent.relative_to(root) / "built" / built["digest"]()
-            for what in built["WAYS"]:
+            for what in built["BUILD_OPTIONS"]:
                 with tempfile.TemporaryDirectory() as folder:
                     output = Path(folder) / Path(what).name
                     try:

@@ -136,7 +136,7 @@ def browser() -> aiohttp.ClientSession:
 async def test_a_certificate_comes_by_acme_and_is_served_without_a_restart(
     site: Site, tmp_path: Path, challenges: int
 ) -> None:
-    made = await site.served()
+    served = await site.served()
     (tmp_path / "deploy.d").mkdir()
     hook = tmp_path / "deploy.d/mail"
     hook.write_text(f'#!/bin/sh\ncp "$CARME_CERTIFICATE" {tmp_path}/mail.pem\nhead -1 "$CARME_KEY"\n')
@@ -148,7 +148,7 @@ async def test_a_certificate_comes_by_acme_and_is_served_without_a_restart(
         code, output, errors = await site.look_after(*arguments, "--email", "admin@example.org", umask=0o077)
         assert (code, errors) == (0, "") and output.startswith(f"New certificate from {acme.directory}")
         now = await site.served()
-        assert now != made
+        assert now != served
         found = x509.load_pem_x509_certificate(now.encode())
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert names.get_values_for_type(x509.DNSName) == [NAME]
@@ -236,14 +236,14 @@ async def test_of_two_accounts_that_of_the_last_certificate_renews(
 async def test_where_the_server_does_not_reach_the_site_the_certificate_stays(
     site: Site, tmp_path: Path
 ) -> None:
-    made = await site.served()
+    served = await site.served()
     async with real_acme.serving(tmp_path, free_port()) as acme:  # where nobody answers its challenges
         client = real_acme.make_client(tmp_path, acme.trust)
         arguments = [f"--certbot={client}", "--directory", acme.directory]
         code, output, errors = await site.look_after(*arguments)
     assert (code, output) == (1, "")
     assert f"gave no certificate for {NAME}: " in errors and f"must reach port 80 of {NAME}" in errors
-    assert await site.served() == made
+    assert await site.served() == served
 
 
 async def test_a_certificate_that_the_site_has_replaced_is_served(site: Site, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ async def test_a_certificate_that_the_site_has_replaced_is_served(site: Site, tm
 async def test_what_nginx_does_not_take_is_named_and_the_one_of_before_stays(
     site: Site, tmp_path: Path, broken: str
 ) -> None:
-    made, key = await site.served(), (tmp_path / "site-key.pem").read_bytes()
+    served, key = await site.served(), (tmp_path / "site-key.pem").read_bytes()
     site.replace()
     if broken == "key":
         (tmp_path / "site-key.pem").write_bytes(key)
@@ -270,7 +270,7 @@ async def test_what_nginx_does_not_take_is_named_and_the_one_of_before_stays(
         sentence = "holds no certificate. Put it there in PEM"
     code, _output, errors = await site.look_after()
     assert code == 1 and sentence in errors
-    assert await site.served() == made
+    assert await site.served() == served
 
 
 async def test_a_program_that_did_not_hand_it_on_is_started_again(site: Site, tmp_path: Path) -> None:
@@ -341,9 +341,9 @@ def renewal(**variables: object) -> list[str]:
         "reverse_proxy_acme_names": [],
     }
     text = known["reverse_proxy_renewal"].strip().strip("{}")
-    made: list[str] | None = Environment().compile_expression(text)(**(names | variables))
-    assert made
-    return made
+    command: list[str] | None = Environment().compile_expression(text)(**(names | variables))
+    assert command
+    return command
 
 
 def test_the_unit_renews_only_what_came_by_acme_and_of_two_heads_on_the_active_one() -> None:

@@ -29,13 +29,13 @@ def variables(hosts: dict[str, Any]) -> set[str]:
     found = set[str]()
     for group in hosts.values():
         found |= set(group.get("vars", {}))
-        found |= {name for one in group.get("hosts", {}).values() for name in one or {}}
+        found |= {name for host in group.get("hosts", {}).values() for name in host or {}}
     return found
 
 
 def tags(node: Any) -> set[str]:
     if isinstance(node, list):
-        return {tag for one in node for tag in tags(one)}
+        return {tag for child in node for tag in tags(child)}
     if not isinstance(node, dict):
         return set()
     own = node.get("tags", [])

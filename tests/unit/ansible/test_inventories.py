@@ -192,8 +192,8 @@ def test_every_compute_node_has_a_certificate_of_its_own(
     group = grp.getgrgid(os.getgid()).gr_name
     for entry in table:
         entry["group"] = group
-    made = make(tmp_path / "monitoring", table)
-    assert set(made) == {"authority", *(entry["name"] for entry in table)}
+    result = make(tmp_path / "monitoring", table)
+    assert set(result) == {"authority", *(entry["name"] for entry in table)}
 
 
 def test_the_broker_finds_exporters_by_the_names_that_slurm_has_and_at_their_port(

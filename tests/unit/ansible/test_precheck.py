@@ -62,7 +62,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
     answer("ss", "true")
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
 
-    def look(**changes: Any) -> dict[str, Any]:
+    def check(**changes: Any) -> dict[str, Any]:
         wanted: dict[str, Any] = {
             "host": "head", "head": True, "compute": False, "own_slurm": True, "cluster": "c1",
             "monitoring": False, "awaits_restore": False, "installs_slurm": False, "asks_directory": False,
@@ -75,11 +75,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
         }  # fmt: skip
         command = ["python3", str(PROGRAM), json.dumps(wanted | changes)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        look.result = json.loads(done.stdout)  # type: ignore[attr-defined]
-        return {one["name"]: one for one in look.result["findings"]}  # type: ignore[attr-defined]
+        check.result = json.loads(done.stdout)  # type: ignore[attr-defined]
+        return {finding["name"]: finding for finding in check.result["findings"]}  # type: ignore[attr-defined]
 
-    look.answer = answer  # type: ignore[attr-defined]
-    return look
+    check.answer = answer  # type: ignore[attr-defined]
+    return check
 
 
 def own_address() -> str:
@@ -95,20 +95,20 @@ def own_address() -> str:
 def test_the_exporters_address_is_slurms_where_that_is_the_hosts(
     site: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    look: Any = site
-    look.answer("scontrol", f'for word; do last=$word; done; cat "{tmp_path}/$last"')
+    check: Any = site
+    check.answer("scontrol", f'for word; do last=$word; done; cat "{tmp_path}/$last"')
     own = own_address()
     for address, known in (
         (own, own),
         *((foreign, "") for foreign in ("192.0.2.7", "127.0.0.7", "0.0.0.0", "")),
     ):
         (tmp_path / "gpu-01").write_text(f"NodeName=gpu-01 NodeAddr={address} NodeHostName=gpu-01\n")
-        look(head=False, compute=True)
-        assert look.result["node_address"] == known
+        check(head=False, compute=True)
+        assert check.result["node_address"] == known
     (tmp_path / "gpu-01").write_text(f"NodeName=gpu-01 NodeAddr={own}\n")
     for changes in ({"own_slurm": False}, {"compute": False}, {"node": "gpu-02"}):
-        look(**{"head": False, "compute": True, **changes})
-        assert look.result["node_address"] == ""
+        check(**{"head": False, "compute": True, **changes})
+        assert check.result["node_address"] == ""
 
 
 def test_the_exporters_address_may_be_a_name_in_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_the_exporters_address_may_be_a_name_in_slurm(monkeypatch: pytest.Monkey
 def test_a_site_that_fits_has_nothing_in_the_way(site: Callable[..., dict[str, Any]]) -> None:
     found = site()
     assert {"slurm", "nodes", "accounts", "partition", "ports", "apptainer", "python"} <= set(found)
-    assert [one for one in found.values() if not one["ok"]] == []
+    assert [finding for finding in found.values() if not finding["ok"]] == []
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_stands_in_the_way_is_named(
     site: Callable[..., dict[str, Any]], changes: dict[str, Any], name: str, words: str
 ) -> None:
     found = site(**changes)
-    assert [one["name"] for one in found.values() if one["stops"]] == [name]
+    assert [finding["name"] for finding in found.values() if finding["stops"]] == [name]
     assert words in found[name]["detail"] and found[name]["remedy"]
 
 
@@ -162,7 +162,7 @@ def test_a_host_whose_python_suffices_for_ansible_alone_learns_what_it_needs() -
     wanted |= {"users": [], "uids": {}, "monitoring": False}
     command = [sys.executable, "-c", code, str(PROGRAM), json.dumps(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    (found,) = (one for one in json.loads(done.stdout)["findings"] if one["name"] == "python")
+    (found,) = (finding for finding in json.loads(done.stdout)["findings"] if finding["name"] == "python")
     assert found["stops"] and found["detail"] == "Python is 3.9, and Carme needs 3.11."
     assert "set ansible_python_interpreter for this host to its path" in found["remedy"]
 
@@ -182,7 +182,7 @@ def test_what_runs_with_the_systems_python_is_written_for_python_3_9(role: str) 
 
 
 def test_without_a_default_account_every_partition_will_do(site: Callable[..., dict[str, Any]]) -> None:
-    assert not [one for one in site(account="").values() if one["stops"]]
+    assert not [finding for finding in site(account="").values() if finding["stops"]]
 
 
 def test_what_is_only_missing_is_advice(site: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_slurm_and_a_directory_are_looked_at_where_carme_sets_them_up(
 
 def test_no_account_of_the_host_is_given_another_number(site: Callable[..., dict[str, Any]]) -> None:
     """The modules user and group would change the number, and files would lose their owner."""
-    users = {one.pw_name: one.pw_uid for one in pwd.getpwall()}
+    users = {entry.pw_name: entry.pw_uid for entry in pwd.getpwall()}
     free = max(65_000, *(uid for uid in users.values() if uid < 2**31 - 10)) + 5
     assert site(uids={"nobody-has-this": free})["local accounts"]["ok"]
     found = site(uids={"root": free})["local accounts"]
@@ -410,8 +410,8 @@ def test_a_site_has_more_users_than_one_argument_holds(
     users = [{"name": f"user{number:05}", "account": "research"} for number in range(4000)]
     assert len(json.dumps(users)) > 131_072, "what the kernel takes as one argument"
     play = tmp_path / "look.yml"
-    looks = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
-    play.write_text(json.dumps([looks]))
+    precheck_play = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
+    play.write_text(json.dumps([precheck_play]))
     settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1", "carme_users": users}
     # Accounts would be made: those that the host has with other numbers are findings.
     settings |= {"carme_node_name": "{{ inventory_hostname_short }}", "users_source": "existing"}
@@ -431,8 +431,10 @@ def test_a_limited_run_knows_the_addresses_of_the_others(
     play = tmp_path / "look.yml"
     other = f"hostvars['{left_out}']"
     known = f"[{other}.precheck_node_address | default('-'), {other}.ansible_facts.keys() | list]"
-    looks = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
-    play.write_text(json.dumps([looks, {"hosts": limit, "gather_facts": False, "tasks": [show(known)]}]))
+    precheck_play = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
+    play.write_text(
+        json.dumps([precheck_play, {"hosts": limit, "gather_facts": False, "tasks": [show(known)]}])
+    )
     settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1"}
     hosts = inventory(tmp_path, **settings, carme_node_name="{{ inventory_hostname_short }}")
     ((address, facts),) = shown(playbook("-i", hosts, "--limit", limit, play))[limit]
@@ -470,8 +472,8 @@ def test_what_carme_sets_up_itself_is_what_the_inventory_says(
 ) -> None:
     play = tmp_path / "look.yml"
     tasks = [{"ansible.builtin.include_vars": {"file": f"{{{{ {name} }}}}"}} for name in ("usual", "known")]
-    looks = {"hosts": "head:compute", "gather_facts": False, "roles": ["carme"]}
-    play.write_text(json.dumps([looks | {"tasks": [*tasks, show("precheck_expected")]}]))
+    precheck_play = {"hosts": "head:compute", "gather_facts": False, "roles": ["carme"]}
+    play.write_text(json.dumps([precheck_play | {"tasks": [*tasks, show("precheck_expected")]}]))
     role = ANSIBLE / "roles/precheck"
     known = {"usual": str(role / "defaults/main.yml"), "known": str(role / "vars/main.yml")}
     options = ("-e", json.dumps(known | {"ansible_facts": FACTS}))

@@ -72,7 +72,7 @@ def test_a_file_that_the_site_has_put_back_from_its_backup_is_the_sites(tmp_path
 def test_nginx_of_the_site_is_not_changed() -> None:
     """The role's own condition, with what the look has found."""
     tasks = yaml.safe_load((ANSIBLE / "roles/reverse_proxy/tasks/main.yml").read_text())
-    (task,) = (one for one in tasks if "ansible.builtin.replace" in one)
+    (task,) = (each for each in tasks if "ansible.builtin.replace" in each)
     assert task["ansible.builtin.replace"]["path"] == "/etc/nginx/nginx.conf"
     assert "'/etc/nginx/nginx.conf' not in precheck_site_files | default([])" in task["when"]
 
@@ -103,7 +103,7 @@ def test_a_slurm_and_a_directory_of_the_site_are_not_taken_over() -> None:
 def test_a_key_of_munge_that_is_replaced_has_a_backup(tmp_path: Path, former: bytes) -> None:
     """Other hosts may have the site's key; a package makes one as well, so that it need not be the site's."""
     tasks = yaml.safe_load((ANSIBLE / "roles/munge/tasks/main.yml").read_text())
-    (task,) = (one["ansible.builtin.shell"] for one in tasks if "ansible.builtin.shell" in one)
+    (task,) = (each["ansible.builtin.shell"] for each in tasks if "ansible.builtin.shell" in each)
     key = tmp_path / "munge.key"
     if former:
         key.write_bytes(former)

@@ -62,7 +62,7 @@ def tasks(role: Path) -> Iterator[dict[str, Any]]:
         yield from flat(yaml.safe_load(file.read_text()) or [])
 
 
-def made(role: Path) -> Iterator[str]:
+def created_paths(role: Path) -> Iterator[str]:
     """The paths of files, folders and links that a role's tasks make."""
     for task in tasks(role):
         loop = task.get("loop")
@@ -82,13 +82,13 @@ def made(role: Path) -> Iterator[str]:
 
 
 def is_below(path: str, folders: list[str]) -> bool:
-    return any(path == one or path.startswith(f"{one}/") for one in folders)
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 def named() -> list[str]:
     """What the table says goes, is put back, or stays."""
     stored = [name for names in TABLE["removal_kept"].values() for name in names if name.startswith("/")]
-    changed = [one["path"] for one in TABLE["removal_changed_files"]]
+    changed = [entry["path"] for entry in TABLE["removal_changed_files"]]
     data = [rendered(path) for path in TABLE["removal_data_paths"]]
     data += [rendered(path) for path in TABLE["removal_parents"]]
     units = [*TABLE["removal_units"], *TABLE["removal_unit_templates"]]
@@ -97,7 +97,7 @@ def named() -> list[str]:
         *data,
         *changed,
         *stored,
-        *(f"/etc/systemd/system/{one}" for one in units),
+        *(f"/etc/systemd/system/{entry}" for entry in units),
     ]
 
 
@@ -107,7 +107,7 @@ def named() -> list[str]:
 def test_every_file_that_a_role_makes_is_named(role: Path) -> None:
     missing = [
         path
-        for path in made(role)
+        for path in created_paths(role)
         if path.startswith("/") and not is_below(path.rstrip("/"), named()) and not path.startswith(OTHERS)
     ]
     assert missing == []
@@ -115,7 +115,7 @@ def test_every_file_that_a_role_makes_is_named(role: Path) -> None:
 
 def test_the_scan_finds_what_roles_make() -> None:
     """Else the test above would find nothing to complain about."""
-    found = {path for role in ROLES.iterdir() if role.name not in SHARED for path in made(role)}
+    found = {path for role in ROLES.iterdir() if role.name not in SHARED for path in created_paths(role)}
     assert {
         "/etc/systemd/system/carme-broker.service",
         "/etc/systemd/system/carme-worker.service",
@@ -163,8 +163,8 @@ def test_every_package_goes_or_stays_for_a_reason(family: str) -> None:
 )
 def test_only_a_line_that_would_fail_stops_a_removal(line: str, stops: bool, tmp_path: Path) -> None:
     (tmp_path / "prolog.sh").write_text(f"#!/bin/sh\n{line}\n")
-    look = next(task for task in tasks(ROLES / "removal") if "still calls" in task["name"])
-    assert look["ansible.builtin.script"]["cmd"].endswith("/files/find_callers.py /etc/slurm")
+    check = next(task for task in tasks(ROLES / "removal") if "still calls" in task["name"])
+    assert check["ansible.builtin.script"]["cmd"].endswith("/files/find_callers.py /etc/slurm")
     assert bool(callers(tmp_path, tmp_path)) == stops
 
 
@@ -183,10 +183,10 @@ def test_a_mount_that_the_next_boot_could_not_do_stops_a_removal(
     line: str, stops: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "fstab").write_text(f"/dev/vda / ext4 defaults 0 1\n{line}\n")
-    look = next(
+    check = next(
         task for task in tasks(ROLES / "removal") if task["name"] == "Look how the next boot mounts /proc"
     )
-    command = [*look["ansible.builtin.command"]["argv"], "--tab-file", tmp_path / "fstab"]
+    command = [*check["ansible.builtin.command"]["argv"], "--tab-file", tmp_path / "fstab"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode in (0, 1), found.stderr
     stop = next(task for task in tasks(ROLES / "removal") if "processes of others" in task["name"])
@@ -219,10 +219,10 @@ def test_a_prolog_that_lies_elsewhere_stops_a_removal(tmp_path: Path) -> None:
     epilog.write_text("#!/bin/sh\n[ ! -x /usr/libexec/carme/epilog ] || /usr/libexec/carme/epilog\n")
     (tmp_path / "parts/10-carme").symlink_to("/usr/libexec/carme/epilog")
     (tmp_path / "other/slurm.conf").write_text(f"Prolog={prolog}\nTaskProlog=/usr/libexec/carme/prolog\n")
-    one = f"Prolog = {prolog}\nEpilog = {epilog}\nSLURM_CONF = {tmp_path}/other/slurm.conf\n"
+    settings = f"Prolog = {prolog}\nEpilog = {epilog}\nSLURM_CONF = {tmp_path}/other/slurm.conf\n"
     several = f"Epilog[0]               = {epilog}\nEpilog[1]  = {tmp_path}/parts/*\nProlog = (null)\n"
     found = str(tmp_path / "other/slurm.conf"), str(prolog)
-    assert callers(tmp_path, tmp_path / "usual", config=one) == [*found]
+    assert callers(tmp_path, tmp_path / "usual", config=settings) == [*found]
     assert callers(tmp_path, tmp_path / "usual", config=several) == [str(tmp_path / "parts/10-carme")]
     assert callers(tmp_path, tmp_path / "usual", config="Epilog = /usr/libexec/carme/epilog\n") == [
         "/usr/libexec/carme/epilog"
@@ -321,14 +321,14 @@ def test_units_that_a_host_does_not_have_take_no_time(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     names = ("See which units are there", "Stop Carme's services", "Take the units away")
-    look, stop, take = (task for task in tasks(ROLES / "removal") if task["name"] in names)
+    check, stop, take = (task for task in tasks(ROLES / "removal") if task["name"] in names)
     loops = show(f"[{stop['loop'].strip('{} ')}, {take['loop'].strip('{} ')}]")
     play = {
         "hosts": "localhost",
         "connection": "local",
         "gather_facts": False,
         "vars_files": [str(ROLES / "removal/vars/main.yml")],
-        "tasks": [look, loops],
+        "tasks": [check, loops],
     }
     file = tmp_path / "playbook.yml"
     file.write_text(yaml.safe_dump([play]))

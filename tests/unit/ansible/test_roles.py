@@ -89,7 +89,7 @@ def systemd_tasks() -> list[tuple[str, dict[str, Any]]]:
     found: list[tuple[str, dict[str, Any]]] = []
     for file in sorted((ANSIBLE / "roles").glob("*/tasks/*.yml")):
         tasks = yaml.safe_load(file.read_text())
-        tasks = [one for task in tasks for one in task.get("block", [task])]
+        tasks = [inner for task in tasks for inner in task.get("block", [task])]
         registers = {task["register"]: str(task) for task in tasks if "register" in task}
         variables = file.parents[1] / "vars/main.yml"
         values = yaml.safe_load(variables.read_text()) if variables.exists() else {}
@@ -199,7 +199,7 @@ def test_parts_that_were_installed_for_another_python_are_outdated(
     hosts = {"head": {"hosts": {"portal": None}}, "compute": {"hosts": {"n1": None}}}
     (tmp_path / "hosts.json").write_text(json.dumps(hosts))
 
-    def look() -> dict[str, Any]:
+    def collect() -> dict[str, Any]:
         # A part without anything to compile.
         known = {"carme_venv": str(venv), "base_parts_by_group": {"compute": ["monitoring"]}}
         options = ("-c", "local", "-e", json.dumps(known), "-i", tmp_path / "hosts.json")
@@ -207,22 +207,22 @@ def test_parts_that_were_installed_for_another_python_are_outdated(
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads((tmp_path / "found").read_text())
 
-    first = look()
+    first = collect()
     assert first["outdated"] == list(first["wanted"]) == ["monitoring"]
     venv.mkdir()
     (venv / "parts.json").write_text(json.dumps(first["wanted"]))
     older, current = "lib/python3.1/site-packages/pip", f"lib/python{sys.version_info.major}"
     (venv / older).mkdir(parents=True)
-    assert look()["outdated"] == ["monitoring"]
+    assert collect()["outdated"] == ["monitoring"]
     (venv / f"{current}.{sys.version_info.minor}/site-packages/pip").mkdir(parents=True)
-    assert look()["outdated"] == []
+    assert collect()["outdated"] == []
 
 
 @pytest.mark.parametrize("installs", [True, False])
 def test_the_group_of_slurm_clients_is_named_only_where_it_may_have_hosts(installs: bool) -> None:
     """The role carme refuses hosts in it where the site runs its own Slurm."""
     tasks = yaml.safe_load((ANSIBLE / "roles/broker/tasks/main.yml").read_text())
-    (task,) = (one for one in tasks if "broker_slurm.rc == 0" in str(one.get("ansible.builtin.assert")))
+    (task,) = (each for each in tasks if "broker_slurm.rc == 0" in str(each.get("ansible.builtin.assert")))
     assert "{{ broker_remedy }}" in task["ansible.builtin.assert"]["fail_msg"]
     remedy = Environment(autoescape=False).from_string(task["vars"]["broker_remedy"])
     assert ("slurm_client" in remedy.render(carme_installs_slurm=installs)) == installs
@@ -233,12 +233,12 @@ def test_a_run_that_made_postgresqls_account_alone_is_gone_on_with() -> None:
     tasks = yaml.safe_load((ANSIBLE / "roles/postgresql/tasks/main.yml").read_text())
     environment = Environment(autoescape=False)
     ours = ["carme-portal"]
-    made = {}
+    created = {}
     for task in tasks:
         argv = task.get("ansible.builtin.command", {}).get("argv", [])
         for program in {"createuser", "createdb"} & set(argv):
             condition = environment.compile_expression(task["when"])
-            made[program] = [
+            created[program] = [
                 bool(
                     condition(
                         carme_portal_account="carme-portal",
@@ -248,7 +248,7 @@ def test_a_run_that_made_postgresqls_account_alone_is_gone_on_with() -> None:
                 )
                 for accounts, databases in (([], []), (ours, []), (ours, ours))
             ]
-    assert made == {"createuser": [True, False, False], "createdb": [True, True, False]}
+    assert created == {"createuser": [True, False, False], "createdb": [True, True, False]}
 
 
 #: Modules that write what the role holds itself: they fail on a broken host alone.

@@ -160,10 +160,10 @@ def test_passwords_leave_addresses_as_sqlalchemy_reads_them(
     found, refusals = answers[: len(cases)], answers[len(cases) :]
     for (message,), sentence in zip(refusals, UNREADABLE.values(), strict=True):
         assert sentence in message
-    assert [one["passwords"] for one in found] == [
+    assert [values["passwords"] for values in found] == [
         {"hub": password, "portal": ""} for password in PASSWORDS.values()
     ]
-    assert all('database = "postgresql://hub@db:5432/hub"' in one["toml"] for one in found)
+    assert all('database = "postgresql://hub@db:5432/hub"' in values["toml"] for values in found)
 
 
 def test_the_second_head_is_requested_where_the_first_does_not_answer(

@@ -156,12 +156,12 @@ elif name == "sacctmgr" and {"account", "association", "user"} & set(sys.argv):
     values = dict(word.split("=", 1) for word in rest if "=" in word)
     requested = values.get("account", values.get("name", "")).split(",")
     if action == "show" and what == "account":
-        for account, one in accounts.items():
+        for account, about in accounts.items():
             if "name" not in values or account in requested:
-                print(f"{account}|{one['organization']}")
+                print(f"{account}|{about['organization']}")
     elif action == "show" and "user" in values:
-        for account, one in accounts.items():
-            print("".join(f"{account}\n" for user in one["users"] if user[0] == values["user"]), end="")
+        for account, about in accounts.items():
+            print("".join(f"{account}\n" for user in about["users"] if user[0] == values["user"]), end="")
     elif action == "show":
         for account in requested:
             limits = accounts[account]["limits"]
@@ -183,7 +183,7 @@ elif name == "sacctmgr" and {"account", "association", "user"} & set(sys.argv):
             before = dict(part.split("=") for part in limits.get(key, "").split(",") if "=" in part)
             if "=" in values[key]:
                 before |= dict(part.split("=") for part in values[key].split(","))
-                limits[key] = ",".join(f"{one}={most}" for one, most in before.items() if most != "-1")
+                limits[key] = ",".join(f"{kind}={most}" for kind, most in before.items() if most != "-1")
             else:
                 limits[key] = values[key].replace("-1", "")
     elif action == "modify":

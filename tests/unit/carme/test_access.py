@@ -75,12 +75,12 @@ def test_the_quality_that_follows_from_the_account() -> None:
 
 def test_partitions_are_offered_that_take_one_of_my_accounts() -> None:
     """Hidden ones only where they are limited to me."""
-    assert [one.name for one in usable(CLUSTER, ADA).partitions] == ["gpu", "cpu", "staff"]
+    assert [partition.name for partition in usable(CLUSTER, ADA).partitions] == ["gpu", "cpu", "staff"]
     stranger = ADA.model_copy(update={"groups": ["eve"], "associations": ADA.associations[2:3]})
-    assert [one.name for one in usable(CLUSTER, stranger).partitions] == ["cpu"]
+    assert [partition.name for partition in usable(CLUSTER, stranger).partitions] == ["cpu"]
     # Without accounting and groups only what nobody may see is left out.
     unknown = usable(CLUSTER, Access(user="eve"))
-    assert [one.name for one in unknown.partitions] == ["gpu", "cpu", "debug"]
+    assert [partition.name for partition in unknown.partitions] == ["gpu", "cpu", "debug"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ async def test_the_command_line_shows_accounts_and_hidden_partitions(
     assert rows[3][:2] == ["teaching", "cpu"] and rows[4][-3:] == ["no", "new", "jobs"]
     assert await asyncio.to_thread(main, ["status", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["partitions"]
-    assert [one["name"] for one in shown] == ["gpu", "cpu", "staff", "debug"]
+    assert [partition["name"] for partition in shown] == ["gpu", "cpu", "staff", "debug"]
 
 
 def test_the_refusals_have_german_sentences(settings: Settings) -> None:

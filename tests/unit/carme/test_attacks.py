@@ -153,8 +153,8 @@ def test_tries_at_the_same_time() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        one = {"host": "127.0.0.1", "port": listening.getsockname()[1], "path": "/", "tls": False}
-        assert actions.at_once("http", [one, one]) == (True, "status 200")
+        attempt = {"host": "127.0.0.1", "port": listening.getsockname()[1], "path": "/", "tls": False}
+        assert actions.at_once("http", [attempt, attempt]) == (True, "status 200")
         thread.join()
 
 

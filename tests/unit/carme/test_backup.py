@@ -97,7 +97,7 @@ def rows(database: Path) -> list[str]:
         return [name for (name,) in opened.execute("SELECT name FROM bookings")]
 
 
-def made(site: Path, key: Path, **more: Any) -> Path:
+def make_backup(site: Path, key: Path, **more: Any) -> Path:
     backup = site.parent / "backup"
     create(backup, key, site / "etc/carme.toml", more.pop("also", []), **more)
     return backup
@@ -109,7 +109,7 @@ def test_only_links_of_root_and_our_own_are_followed(
 ) -> None:
     (site / "portal/a").mkdir()
     (site / "portal/a/passwd").write_text("mine")
-    backup = made(site, key)
+    backup = make_backup(site, key)
     outside = site.parent / "outside"
     (site / "portal/a").rename(outside)
     (outside / "passwd").write_text("root's")
@@ -127,7 +127,7 @@ def test_only_links_of_root_and_our_own_are_followed(
 
 def test_all_comes_back_with_what_a_service_was_writing(site: Path, key: Path) -> None:
     services = [use(site / "portal/portal.sqlite3"), use(site / "hub/hub.sqlite")]
-    backup = made(site, key)
+    backup = make_backup(site, key)
     for opened in services:
         opened.close()
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
@@ -153,7 +153,7 @@ def test_what_belongs_to_it(site: Path, key: Path) -> None:
     extra.parent.mkdir()
     extra.write_text("series")
     use(site / "portal/portal.sqlite3").close()
-    about, paths, missing = check(made(site, key, also=[extra.parent]), key)
+    about, paths, missing = check(make_backup(site, key, also=[extra.parent]), key)
     names = {path.removeprefix(f"{site}/") for path in paths}
     assert {"etc/carme.toml", "etc/tls/hub.pem", "etc/monitoring/broker/tls.pem"} <= names
     assert {"log/audit.jsonl", "log/audit.jsonl.1"} <= names
@@ -161,12 +161,12 @@ def test_what_belongs_to_it(site: Path, key: Path) -> None:
     assert not {"images/torch.sif", "broker/pipe", "portal/portal.sqlite3-wal"} & names
     assert len(paths) == len(set(paths)) and not missing
     assert about.sqlite == [f"{site}/portal/portal.sqlite3"] and about.config == f"{site}/etc/carme.toml"
-    _about, paths, _missing = check(made(site, key, images=True), key)
+    _about, paths, _missing = check(make_backup(site, key, images=True), key)
     assert f"{site}/images/torch.sif" in paths
 
 
 def test_it_can_be_looked_at_below_a_folder(site: Path, key: Path, tmp_path: Path) -> None:
-    backup = made(site, key)
+    backup = make_backup(site, key)
     (site / "broker/sessions.json").write_text("newer")
     restore(backup, key, tmp_path / "look")
     assert (tmp_path / f"look{site}/broker/sessions.json").read_text() == '{"sessions": []}'
@@ -194,7 +194,7 @@ def renamed(backup: Path, key: Path, uname: str) -> None:
 def test_owners_are_those_of_the_name_whatever_their_number(
     site: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backup = made(site, key)
+    backup = make_backup(site, key)
     renamed(backup, key, "carme-portal")
     (site / "broker/sessions.json").write_text("newer")
     about, _paths, missing = check(backup, key)
@@ -221,7 +221,7 @@ def test_owners_are_those_of_the_name_whatever_their_number(
 @pytest.mark.parametrize("damage", ["cut", "changed", "moved", "another key", "none"])
 def test_what_was_changed_or_cut_off_is_noticed(site: Path, key: Path, tmp_path: Path, damage: str) -> None:
     (site / "broker/large").write_bytes(os.urandom(3 * PIECE))
-    backup = made(site, key)
+    backup = make_backup(site, key)
     data = bytearray(backup.read_bytes())
     if damage == "cut":
         del data[31 + 4 + PIECE + 16 :]
@@ -260,7 +260,7 @@ def test_a_server_is_dumped_and_loaded_as_its_account_without_secrets_in_argumen
         return subprocess.CompletedProcess(arguments, 0, stderr=b"")
 
     monkeypatch.setattr(databases.subprocess, "run", run)
-    backup = made(site, key)
+    backup = make_backup(site, key)
     restore(backup, key)
     assert [arguments[0] for arguments, _env in ran] == ["pg_dump", "pg_restore"]
     for arguments, env in ran:
@@ -311,7 +311,7 @@ def test_databases_are_brought_forward_only(
     """Those of a newer version may have tables that this one does not know; older ones need site.yml."""
     monkeypatch.setattr("carme.backup.main.require_stopped", lambda _units: None)
     monkeypatch.setattr(archive, "__version__", "0.10.0")
-    backup = made(site, key)
+    backup = make_backup(site, key)
     (site / "broker/sessions.json").write_text("newer")
     monkeypatch.setattr(archive, "__version__", "0.9.2")
     assert main(["restore", "--key", str(key), str(backup)]) == 1
@@ -372,7 +372,7 @@ LOGS = pytest.mark.parametrize(
 def test_no_record_of_a_log_is_lost_by_a_restore(
     site: Path, key: Path, there: str, after: str, aside: list[str]
 ) -> None:
-    backup, log = made(site, key), site / "log/audit.jsonl"
+    backup, log = make_backup(site, key), site / "log/audit.jsonl"
     log.write_text(there)
     restore(backup, key)
     restore(backup, key)
@@ -384,7 +384,7 @@ def test_no_record_of_a_log_is_lost_by_a_restore(
 def test_a_log_that_may_be_added_to_only_is_restored_and_stays_so(
     site: Path, key: Path, log: Path, there: str, after: str, aside: list[str]
 ) -> None:
-    backup = made(site, key)
+    backup = make_backup(site, key)
     assert mark(log, "-a")
     log.write_text(there)
     assert mark(log, "+a")
@@ -404,7 +404,7 @@ def test_a_log_that_may_be_added_to_only_is_restored_and_stays_so(
 def test_a_mark_that_cannot_be_lifted_is_explained(
     site: Path, key: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backup = made(site, key)
+    backup = make_backup(site, key)
     assert mark(log, "-a")
     log.write_text("")
     assert mark(log, "+a")

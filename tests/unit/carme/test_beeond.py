@@ -28,9 +28,9 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BeeOND
         (tmp_path / name).mkdir()
     shutil.copy(STAND_IN, tmp_path / "bin/beeond")
     monkeypatch.setattr(beeond, "PLACES", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
-    made = BeeOND(tmp_path / "mounts", tmp_path / "state", tmp_path / "marks", "n1")
-    yield made
-    for path in made.mounts.iterdir():
+    created = BeeOND(tmp_path / "mounts", tmp_path / "state", tmp_path / "marks", "n1")
+    yield created
+    for path in created.mounts.iterdir():
         subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True)
 
 

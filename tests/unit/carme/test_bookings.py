@@ -309,9 +309,9 @@ def test_what_is_placed_never_meets_a_claim(
     end = begin + timedelta(minutes=minutes)
     placed = Board(["n1", "n2", "n3"], claims).place(Need(nodes, 4, end - begin), begin)
     meeting = {
-        one.node
-        for one in claims
-        if one.start < end and (one.end is None or (one.end > begin and one.end > one.start))
+        claim.node
+        for claim in claims
+        if claim.start < end and (claim.end is None or (claim.end > begin and claim.end > claim.start))
     }
     assert (placed is None) == (3 - len(meeting) < nodes)
     assert placed is None or (len(set(placed)) == nodes and not set(placed) & meeting)
@@ -400,7 +400,9 @@ def test_every_time_that_clocks_show_is_found_again(local: datetime, name: str) 
     except InvalidRequest:
         # Then no moment shows it, before or after.
         near = datetime(local.year, local.month, local.day, tzinfo=UTC) - timedelta(days=1)
-        shown = {(near + timedelta(minutes=one)).astimezone(zone).replace(tzinfo=None) for one in range(4320)}
+        shown = {
+            (near + timedelta(minutes=minute)).astimezone(zone).replace(tzinfo=None) for minute in range(4320)
+        }
         assert local.replace(second=0, microsecond=0) not in shown
     else:
         assert moment.astimezone(zone).replace(tzinfo=None) == local
@@ -459,7 +461,7 @@ def test_what_is_over_is_not_made_again() -> None:
 
 def test_what_is_there_makes_room_first() -> None:
     found = plan([reservation_spec(A), reservation_spec(B, node_names=["n2"])], [reservation(B)], NOW)
-    assert [one.name for one in found.keep] == [B, A]
+    assert [booking.name for booking in found.keep] == [B, A]
 
 
 @given(
@@ -469,8 +471,8 @@ def test_what_is_there_makes_room_first() -> None:
 def test_doing_what_is_planned_makes_them_agree(held: list[str], there: list[str]) -> None:
     reserved = {name: reservation(name) for name in there}
     found = plan(map(reservation_spec, held), reserved.values(), NOW)
-    for one in found.keep:
-        reserved[one.name] = reservation(one.name)
+    for booking in found.keep:
+        reserved[booking.name] = reservation(booking.name)
     for name in found.release:
         del reserved[name]
     after = plan(map(reservation_spec, held), reserved.values(), NOW)

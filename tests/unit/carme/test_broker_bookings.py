@@ -66,7 +66,7 @@ async def test_a_booking_becomes_a_reservation_of_slurm(portal: Any) -> None:
     ]
     (line,) = [line for line in portal.audit() if line["action"] == "reserve"]
     assert (line["by"], line["user"], line["result"], line["name"]) == ("hub", "ada", "ok", NAME)
-    assert [one.name for one in await portal.client.reservations()] == [NAME]
+    assert [reservation.name for reservation in await portal.client.reservations()] == [NAME]
 
 
 async def test_slurm_gets_times_in_utc_whatever_the_zone_of_the_host(portal: Any) -> None:
@@ -174,7 +174,7 @@ async def test_ordinary_users_make_and_delete_no_reservations(portal: Any) -> No
     assert len(changes(portal)) == 1
     assert await portal.client.reservations() == []  # of others they see none
     portal.act("bob")
-    assert [one.name for one in await portal.client.reservations()] == [NAME]
+    assert [reservation.name for reservation in await portal.client.reservations()] == [NAME]
 
 
 @pytest.mark.parametrize("name", ["maint", "carme-course", "*", "carme-aaaaaaaaaaaa,maint"])
@@ -215,14 +215,18 @@ def test_what_slurm_24_11_says_of_reservations(answer: str, field: str, words: s
 
 
 def test_maintenance_is_distinguished() -> None:
-    one, two = parsing.reservations(Path(__file__).with_name("reservations.txt").read_text())
-    assert (one.name, one.node_names, one.users, one.maintenance) == (
+    booking, maintenance = parsing.reservations(Path(__file__).with_name("reservations.txt").read_text())
+    assert (booking.name, booking.node_names, booking.users, booking.maintenance) == (
         NAME,
         ["n1", "n2"],
         ["ada", "bob"],
         False,
     )
-    assert (two.name, two.node_names, two.maintenance) == ("maint", ["n1", "n2", "n3"], True)
+    assert (maintenance.name, maintenance.node_names, maintenance.maintenance) == (
+        "maint",
+        ["n1", "n2", "n3"],
+        True,
+    )
 
 
 async def test_a_booking_of_a_project_is_for_its_account(portal: Any) -> None:
@@ -256,8 +260,8 @@ async def test_a_maintenance_is_planned_changed_and_cancelled(portal: Any) -> No
     shorter = wanted.model_copy(update={"end": wanted.end - timedelta(minutes=30), "node_names": ["n1"]})
     assert (await portal.client.maintain(shorter, user="root")).end == shorter.end
     await portal.client.release(wanted.name, user="root")
-    made, changed, deleted = changes(portal)
-    assert "Flags=MAINT,IGNORE_JOBS" in made and "Nodes=n1,n2" in made and "Users=root" in made
+    created, changed, deleted = changes(portal)
+    assert "Flags=MAINT,IGNORE_JOBS" in created and "Nodes=n1,n2" in created and "Users=root" in created
     assert changed[2:] == [f"EndTime={shorter.end:%Y-%m-%dT%H:%M:%S}", "Nodes=n1"]
     assert deleted == ["delete", f"ReservationName={wanted.name}"]
     lines = [line for line in portal.audit() if line["action"] == "maintain"]

@@ -38,7 +38,7 @@ async def test_a_session_from_its_submission_to_its_end(site: Any, order: JobReq
     assert (session.state, session.label) == (SessionState.QUEUED, "Waiting in the queue")
     submitted = session.at(Step.SUBMITTED)
     assert submitted and submitted >= before.replace(microsecond=0)
-    queued = next(one for one in site.slurm.jobs if one["A"] == job_id)
+    queued = next(job for job in site.slurm.jobs if job["A"] == job_id)
     site.slurm.jobs = [queued | {"T": "RUNNING", "N": "n1", "S": int(time.time())}]
     session = await reaches(site, SessionState.STARTING)
     waited = session.between(Step.SUBMITTED, Step.ALLOCATED)
@@ -58,7 +58,7 @@ async def test_a_session_from_its_submission_to_its_end(site: Any, order: JobReq
     session = await reaches(site, SessionState.ENDED)
     assert (session.ending, session.failed) == (Ending.IDLE, False)
     assert await site.client.sessions(user="ada") == []
-    assert [one.name for one in await site.client.sessions(user="ada", active=False)] == ["s1"]
+    assert [session.name for session in await site.client.sessions(user="ada", active=False)] == ["s1"]
     assert [(e["action"], e.get("ending")) for e in site.audit()] == [
         ("submit", None), ("note", "idle"), ("cancel", None),
     ]  # fmt: skip
@@ -74,7 +74,7 @@ async def test_a_note_is_an_event_at_once(site: Any) -> None:
     await asyncio.sleep(0)
     await site.client.note(7, "ada", READY)
     batch = await waiting
-    assert ([one.state for one in batch.sessions], batch.jobs) == ([SessionState.READY], [])
+    assert ([session.state for session in batch.sessions], batch.jobs) == ([SessionState.READY], [])
     # What changes nothing is not an event.
     await site.client.note(7, "ada", READY)
     quiet = await site.client.events(batch.cursor)
@@ -148,9 +148,9 @@ async def test_the_newest_session_of_a_name_is_the_one(site: Any) -> None:
     site.slurm.jobs = [JOB, JOB | {"A": 9, "T": "FAILED"}, JOB | {"A": 8, "T": "FAILED"}]
     await reaches(site, SessionState.STARTING)
     assert (await site.client.session("s1")).job_id == 7
-    await site.queue([one | {"T": "FAILED"} for one in site.slurm.jobs])
+    await site.queue([job | {"T": "FAILED"} for job in site.slurm.jobs])
     assert (await site.client.session("s1")).job_id == 9
-    assert [one.job_id for one in await site.client.sessions(active=False)] == [9, 8, 7]
+    assert [session.job_id for session in await site.client.sessions(active=False)] == [9, 8, 7]
 
 
 async def test_a_waiting_session_has_a_start_estimate(site: Any) -> None:
@@ -168,14 +168,14 @@ async def test_notes_cost_slurm_nothing(site: Any, monkeypatch: pytest.MonkeyPat
     await reaches(site, SessionState.STARTING)
     site.act("hub", trusted=True)
 
-    def looks(*words: str) -> int:
+    def polls(*words: str) -> int:
         return sum(set(words) <= set(call["arguments"]) for call in site.slurm.calls("scontrol"))
 
-    nodes, pulses = looks("show", "node"), looks("show", "job")
-    while looks("show", "job") < pulses + 5:
+    nodes, pulses = polls("show", "node"), polls("show", "job")
+    while polls("show", "job") < pulses + 5:
         await site.client.note(7, "ada", SessionNote(idle_since=datetime.now(UTC)))
         await asyncio.sleep(0.02)
-    assert looks("show", "node") == nodes
+    assert polls("show", "node") == nodes
 
 
 async def test_without_jobs_of_ours_the_broker_rarely_looks(
@@ -184,7 +184,7 @@ async def test_without_jobs_of_ours_the_broker_rarely_looks(
     def pulses() -> int:
         return sum({"show", "job"} <= set(call["arguments"]) for call in site.slurm.calls("scontrol"))
 
-    async def looked(times: int) -> None:
+    async def polled(times: int) -> None:
         before = pulses()
         while pulses() < before + times:
             await site.client.jobs()
@@ -193,7 +193,7 @@ async def test_without_jobs_of_ours_the_broker_rarely_looks(
     site.slurm.jobs = [JOB | {"A": 6, "j": "theirs", "k": ""}]
     site.act("hub", trusted=True)
     monkeypatch.setattr(site.broker._watch, "_seconds", 0.1)
-    await looked(3)
+    await polled(3)
     assert [job.id for job in await site.client.jobs()] == [6]
     monkeypatch.setattr("carme.broker.watch.CALM_AFTER", 0.0)
     monkeypatch.setattr("carme.broker.watch.CALM_TIMES", 100_000)
@@ -202,8 +202,8 @@ async def test_without_jobs_of_ours_the_broker_rarely_looks(
     assert pulses() <= before + 1  # one pause had begun
     # A submission wakes it, and as long as that job is active it goes on looking.
     job_id = await site.client.submit(order, user="ada")
-    await looked(3)
-    site.slurm.jobs = [one | {"T": "COMPLETED"} for one in site.slurm.jobs if one["A"] == job_id]
+    await polled(3)
+    site.slurm.jobs = [known | {"T": "COMPLETED"} for known in site.slurm.jobs if known["A"] == job_id]
     await reaches(site, SessionState.ENDED)
 
 
@@ -232,14 +232,14 @@ async def test_a_session_that_has_lost_a_node_says_so(site: Any, published: str)
     site.act("hub", trusted=True)
     await site.client.note(7, "ada", READY)
     batch = await site.client.events()
-    assert [one.sentence for one in batch.sessions] == [""]
+    assert [session.sentence for session in batch.sessions] == [""]
     if published == "silent":
         nodes = (site.slurm.state / "nodes").read_text()
         (site.slurm.state / "nodes").write_text(nodes.replace("State=IDLE+DRAIN", "State=DOWN+DRAIN"))
     left = {"silent": "n[1-2]", "taken from the job": "n1"}[published]
     # The new job makes the broker look at the nodes.
     site.slurm.jobs = [JOB | {"N": left}, JOB | {"A": 8, "j": "x"}]
-    while not any(one.sentence for one in batch.sessions):
+    while not any(session.sentence for session in batch.sessions):
         batch = await site.client.events(batch.cursor, wait=30)
     session = await site.client.session("s1", user="ada")
     assert session.state is SessionState.READY
@@ -252,7 +252,7 @@ async def test_a_failed_session_reports_the_end_of_its_log(site: Any, order: Job
     log.write_text("early\n" * 5000 + "ModuleNotFoundError: no jupyterhub\n")
     log.chmod(0o644)
     site.slurm.jobs = [
-        one | {"T": "FAILED", "exit": 1 << 8, "N": "n1", "S": STARTED} for one in site.slurm.jobs
+        job | {"T": "FAILED", "exit": 1 << 8, "N": "n1", "S": STARTED} for job in site.slurm.jobs
     ]
     session = await reaches(site, SessionState.ENDED)
     cursor = (await site.client.events()).cursor
@@ -413,11 +413,11 @@ async def resubmitted(site: Any) -> Session:
 
 async def shown(site: Any) -> None:
     """Wait until the broker has polled Slurm as it is now."""
-    looks = len(site.slurm.calls("squeue"))
-    site.slurm.jobs = [*site.slurm.jobs, JOB | {"A": 900 + looks, "j": "other", "k": "", "T": "PENDING"}]
+    polls = len(site.slurm.calls("squeue"))
+    site.slurm.jobs = [*site.slurm.jobs, JOB | {"A": 900 + polls, "j": "other", "k": "", "T": "PENDING"}]
 
     async def seen() -> bool:
-        return 900 + looks in [job.id for job in await site.client.jobs()]
+        return 900 + polls in [job.id for job in await site.client.jobs()]
 
     await until(seen)
 
@@ -429,11 +429,11 @@ async def test_a_waiting_session_that_slurm_lost_is_submitted_again_once(
     site.slurm.account(recorded(lost, "PENDING"))
     batch = await site.client.events()
     site.slurm.jobs = [JOB | {"A": 50 + number, "j": "other", "k": ""} for number in range(5)]
-    sessions = [one for one in batch.sessions if one.name == "s1"]
+    sessions = [session for session in batch.sessions if session.name == "s1"]
     while sessions[-1].job_id == lost:
         batch = await site.client.events(batch.cursor, wait=30)
-        sessions += [one for one in batch.sessions if one.name == "s1"]
-    assert {one.state for one in sessions} == {SessionState.QUEUED}
+        sessions += [session for session in batch.sessions if session.name == "s1"]
+    assert {session.state for session in sessions} == {SessionState.QUEUED}
     assert (sessions[-1].job_id, sessions[-1].lost_jobs) == (105, (lost,))
     assert "was submitted again" in sessions[-1].sentence
     await shown(site)
@@ -442,7 +442,7 @@ async def test_a_waiting_session_that_slurm_lost_is_submitted_again_once(
     assert first["arguments"] == second["arguments"]
     assert second["stdin"] == first["stdin"].replace(' "$PWD"', ' --submission 2 "$PWD"')
     assert len(closings(site)) == 1
-    assert [one.job_id for one in await site.client.sessions(active=False)] == [105]
+    assert [session.job_id for session in await site.client.sessions(active=False)] == [105]
     # Anyone who has not heard of the new number means the session all the same.
     site.slurm.account()
     await site.client.note(lost, "ada", SessionNote(server=ServerStatus.STARTING), session="s1")
@@ -469,14 +469,14 @@ async def test_a_broker_that_ended_before_it_stored_a_lost_jobs_new_number_finds
     async with start() as site:
         lost = await submitted(site, order)
     slurm.account(recorded(lost, "PENDING"))
-    slurm.jobs = [one | {"A": 107} for one in slurm.jobs if one["A"] == lost]
+    slurm.jobs = [job | {"A": 107} for job in slurm.jobs if job["A"] == lost]
     async with start() as site:
         site.act("hub", trusted=True)
         session = await resubmitted(site)
         assert (session.state, session.job_id, session.lost_jobs) == (SessionState.QUEUED, 107, (lost,))
         await shown(site)
         assert len(site.slurm.calls("sbatch")) == 1
-        assert [one.job_id for one in await site.client.sessions(active=False)] == [107]
+        assert [session.job_id for session in await site.client.sessions(active=False)] == [107]
 
 
 async def test_a_lost_session_waits_for_the_accounting(site: Any, order: JobRequest) -> None:

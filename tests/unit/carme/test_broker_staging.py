@@ -87,7 +87,7 @@ async def test_data_is_brought_to_booked_nodes_ahead(site: Any, with_data: JobRe
     assert (given["nodelist"], given["nodes"], given["time"]) == ("n1,n2", "2", "50")
     assert (given["job-name"], call["uid"]) == ("stage-0123-ab", UnixAccount.named("ada").uid)
     assert "gres" not in given and "dependency" not in given
-    assert spec(call)["command"] == [] and [one["source"] for one in spec(call)["stage"]] == [
+    assert spec(call)["command"] == [] and [stage["source"] for stage in spec(call)["stage"]] == [
         "/data/imagenet"
     ]
     assert await site.client.bring(node_names=["n1", "n2"], user="ada", **requested) == number
@@ -137,14 +137,14 @@ async def test_a_copy_that_goes_while_a_job_is_submitted(
     nodes = site.slurm.state / "nodes"
     before = nodes.read_text()
     nodes.write_text(before.replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
-    look = watch.Watch.poll_nodes
+    poll_nodes = watch.Watch.poll_nodes
 
-    async def looked(self: watch.Watch) -> Cluster:
-        found = await look(self)
+    async def poll_and_note(self: watch.Watch) -> Cluster:
+        found = await poll_nodes(self)
         nodes.write_text(before)
         return found
 
-    monkeypatch.setattr(watch.Watch, "poll_nodes", looked)
+    monkeypatch.setattr(watch.Watch, "poll_nodes", poll_and_note)
     await site.client.submit(with_data)
     refused, taken = site.slurm.calls("sbatch")
     assert options(refused)["prefer"] == feature and "prefer" not in options(taken)

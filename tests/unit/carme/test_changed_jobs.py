@@ -145,7 +145,7 @@ async def test_a_comment_like_ours_makes_no_job_a_session(site: Any, order: JobR
         return len(await site.client.jobs()) == 4
 
     await until(seen)
-    assert [one.job_id for one in await site.client.sessions()] == [number]
+    assert [session.job_id for session in await site.client.sessions()] == [number]
     assert {job.kind for job in await site.client.jobs() if job.id != number} == {"other"}
 
 
@@ -209,11 +209,11 @@ async def test_where_slurm_itself_suspends_jobs_it_is_reported(site: Any) -> Non
     site.slurm.jobs = [JOB | {"T": "SUSPENDED"}]
     await reaches(site, SessionState.SUSPENDED)
 
-    async def looked() -> bool:
+    async def polled() -> bool:
         site.slurm.jobs = [JOB | {"T": "SUSPENDED", "Q": len(site.slurm.calls("scontrol"))}]
         return (await site.client.cluster()).taken > cluster.taken
 
-    await until(looked)
+    await until(polled)
 
     async def reported() -> bool:
         site.slurm.jobs = [JOB | {"T": "SUSPENDED", "Q": len(site.slurm.calls("scontrol"))}]

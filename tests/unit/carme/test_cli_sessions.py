@@ -69,7 +69,7 @@ async def test_list(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Waiting in the queue" in lines[1] and "higher priority" in lines[1]
     assert "Ready" in lines[2]
     assert await carme("session", "list", "--json") == 0
-    assert [one["state"] for one in json.loads(capsys.readouterr().out)] == ["queued", "ready"]
+    assert [session["state"] for session in json.loads(capsys.readouterr().out)] == ["queued", "ready"]
 
 
 async def test_show(
@@ -116,7 +116,7 @@ async def test_stop(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert await carme("session", "stop", "s1") == 0
     assert "is over already: stopped." in capsys.readouterr().out
     assert await carme("session", "list", "--all", "--json") == 0
-    assert [one["ending"] for one in json.loads(capsys.readouterr().out)] == [None, "stopped"]
+    assert [session["ending"] for session in json.loads(capsys.readouterr().out)] == [None, "stopped"]
 
 
 @pytest.mark.parametrize(

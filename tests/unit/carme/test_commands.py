@@ -20,8 +20,8 @@ print(*sys.modules)
 """
 
 
-def commands(made: argparse.ArgumentParser) -> tuple[str, ...]:
-    (found,) = [action for action in made._actions if isinstance(action, argparse._SubParsersAction)]
+def commands(root: argparse.ArgumentParser) -> tuple[str, ...]:
+    (found,) = [action for action in root._actions if isinstance(action, argparse._SubParsersAction)]
     return tuple(found.choices)
 
 

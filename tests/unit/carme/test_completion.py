@@ -37,8 +37,8 @@ def written(folder: Path, name: str, *options: str) -> Path:
     """The completions as the role of the hosts writes them."""
     path = folder / name
     path.parent.mkdir(exist_ok=True)
-    made = "import argcomplete.scripts.register_python_argcomplete as r; r.main()"
-    command = [sys.executable, "-c", made, *options, "carme"]
+    script = "import argcomplete.scripts.register_python_argcomplete as r; r.main()"
+    command = [sys.executable, "-c", script, *options, "carme"]
     path.write_bytes(subprocess.check_output(command))
     return path
 

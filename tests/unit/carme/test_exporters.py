@@ -172,11 +172,11 @@ async def test_the_sums_of_a_job_are_made_beside_the_event_loop(
 ) -> None:
     threads: list[str] = []
 
-    def made(_keys: object, _looks: object) -> tuple[None, list[Curve]]:
+    def no_curves(_keys: object, _interval: object) -> tuple[None, list[Curve]]:
         threads.append(threading.current_thread().name)
         return None, []
 
-    monkeypatch.setattr(module, "_summary", made)
+    monkeypatch.setattr(module, "_summary", no_curves)
     await exporter.exporters.usage(exporter.job())
     assert len(threads) == 1 and threads[0].startswith("carme-exporters-sum")
 

@@ -55,17 +55,17 @@ def booking(minutes: int, **values: Any) -> Reservation:
     return Reservation.model_validate(base | {"cpus": 8} | values)
 
 
-def limit_of(minutes: int, one: Job | None = None, **values: Any) -> int:
+def limit_of(minutes: int, running: Job | None = None, **values: Any) -> int:
     given: dict[str, Any] = {
         "policy": SessionSettings(maximum_minutes=600), "cluster": CLUSTER, "jobs": [], "reservations": [],
         "limits": [], "now": NOW,
     }  # fmt: skip
-    return extended_limit(one or job(), minutes, **(given | values))
+    return extended_limit(running or job(), minutes, **(given | values))
 
 
-def refused(minutes: int, one: Job | None = None, **values: Any) -> InvalidRequest:
+def refused(minutes: int, running: Job | None = None, **values: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        limit_of(minutes, one, **values)
+        limit_of(minutes, running, **values)
     assert caught.value.field == "minutes"
     assert caught.value.remedy
     return caught.value
@@ -199,7 +199,7 @@ async def test_the_broker_extends(site: Any) -> None:
     assert (await site.client.extend(7, 30)).minutes_limit == 120
     (*_, call) = [call for call in site.slurm.calls("scontrol") if "update" in call["arguments"]]
     assert call["arguments"] == ["update", "JobId=7", "TimeLimit=120"]
-    assert [(one["action"], one["result"]) for one in site.audit()] == [("extend", "ok")] * 2
+    assert [(entry["action"], entry["result"]) for entry in site.audit()] == [("extend", "ok")] * 2
 
 
 async def test_the_broker_refuses(site: Any) -> None:
@@ -247,11 +247,11 @@ def test_reservations() -> None:
         "TRES=cpu=8,gres/gpu=2 "
         "Users=user1,user2 Groups=(null) Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null)\n"
     )
-    (one,) = parsing.reservations(output)
-    assert (one.name, one.node_names, one.users, one.cpus, one.gpus) == (
+    (found,) = parsing.reservations(output)
+    assert (found.name, found.node_names, found.users, found.cpus, found.gpus) == (
         "coreb", ["n1", "n2"], ["user1", "user2"], 8, 2,
     )  # fmt: skip
-    assert one.end - one.start == timedelta(hours=1)
+    assert found.end - found.start == timedelta(hours=1)
     assert parsing.reservations("No reservations in the system\n") == []
 
 

@@ -226,6 +226,6 @@ async def test_a_file_that_shrinks_is_not_taken_for_whole(files: Files, site: An
 async def test_room_is_reported_where_it_can_be_looked_at(files: Files, site: Any) -> None:
     home = await ask(files.home)
     found = await ask(files.space, [home, f"{home}/none"])
-    assert [one.path for one in found] == [home]
+    assert [space.path for space in found] == [home]
     status = os.statvfs(home)
     assert found[0].size == status.f_blocks * status.f_frsize

@@ -112,27 +112,31 @@ def counted(jobs: list[Job], reservations: list[Reservation]) -> list[int]:
     step, found = timedelta(minutes=30), []
     for begin in (NOW + number * step for number in range(6)):
         left, nowhere = {"n1": 4, "n2": 4}, 0
-        for one in jobs:
-            waits = one.is_pending
-            start = one.planned_start if waits else one.started or NOW
-            if one.is_over or not one.gpus or start is None:
+        for job in jobs:
+            waits = job.is_pending
+            start = job.planned_start if waits else job.started or NOW
+            if job.is_over or not job.gpus or start is None:
                 continue
-            end = one.ends
+            end = job.ends
             if waits:
                 start = max(start, NOW)
-                end = None if one.minutes_limit is None else start + timedelta(minutes=one.minutes_limit)
+                end = None if job.minutes_limit is None else start + timedelta(minutes=job.minutes_limit)
             late = not waits and begin == NOW  # what is still there goes on for now, also past its limit
             begun = start < begin + step
             if begun and (end is None or end > begin or late):
-                names = expand(one.planned_nodes if waits else one.node_list)
+                names = expand(job.planned_nodes if waits else job.node_list)
                 for place, name in enumerate(names):
                     if name in left:
-                        left[name] -= one.gpus // len(names) + (place < one.gpus % len(names))
-                if not names and one.gpu_type != "v100":  # no node has any of that type
-                    nowhere += one.gpus
-        for one in reservations:
-            if one.start < one.end and one.start < begin + step and one.end > begin:
-                left |= dict.fromkeys(one.node_names, 0)
+                        left[name] -= job.gpus // len(names) + (place < job.gpus % len(names))
+                if not names and job.gpu_type != "v100":  # no node has any of that type
+                    nowhere += job.gpus
+        for reservation in reservations:
+            if (
+                reservation.start < reservation.end
+                and reservation.start < begin + step
+                and reservation.end > begin
+            ):
+                left |= dict.fromkeys(reservation.node_names, 0)
         found.append(max(0, sum(max(0, count) for count in left.values()) - nowhere))
     return found
 

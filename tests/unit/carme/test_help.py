@@ -27,9 +27,9 @@ def test_every_message_is_one_that_the_code_makes_and_has_one_section() -> None:
     assert spec is not None and spec.loader is not None
     catalogue = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(catalogue)
-    made = {one if isinstance(one, str) else one[0] for one in catalogue.templates()}
+    known = {each if isinstance(each, str) else each[0] for each in catalogue.templates()}
     listed = [template for templates in SECTIONS.values() for template in templates]
-    assert [template for template in listed if template not in made] == []
+    assert [template for template in listed if template not in known] == []
     assert len(listed) == len(set(listed)) > 25
 
 

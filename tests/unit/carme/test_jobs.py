@@ -86,7 +86,7 @@ def test_from_every_phase_a_job_can_come_to_its_end() -> None:
         reached, last = {phase}, set()
         while reached != last:
             last = reached
-            reached = reached.union(*(TRANSITIONS[one] for one in reached))
+            reached = reached.union(*(TRANSITIONS[known] for known in reached))
         assert Phase.OVER in reached
         assert phase not in TRANSITIONS[phase]
 

@@ -312,13 +312,13 @@ def test_a_lost_node_is_brought_back_while_the_first_one_lives(node: Node) -> No
     node.spec(image=str(node.folder / "torch.sif"), nodes=3)
     node.environment |= {"SLURM_JOB_NUM_NODES": "3", "SLURMD_NODENAME": "n1"}
     hosts, tries = keeps_the_list(node, f"[ ! -e {node.folder}/back ]", "exit 3"), node.folder / "tries"
-    both, one = "n1:4\\nn2:4\\nn3:4\\n", "n1:4\\nn2:4\\n"
+    both, fewer = "n1:4\\nn2:4\\nn3:4\\n", "n1:4\\nn2:4\\n"
     report, seen = records_what_it_sees(node)
     is_seen = f"until grep -qs n3 {seen}; do sleep 0.05; done"
     node.script(
         "join",
         f"echo try >>{tries}; case $(wc -l <{tries}) in "
-        f"1) printf '{both}' >{hosts}; {is_seen}; printf '{one}' >{hosts}; exit 1;; "
+        f"1) printf '{both}' >{hosts}; {is_seen}; printf '{fewer}' >{hosts}; exit 1;; "
         "2) exit 1;; "
         f"3) printf '{both}' >{hosts}; {is_seen}; touch {node.folder}/back;; esac",
     )

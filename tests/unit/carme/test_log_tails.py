@@ -31,6 +31,6 @@ async def test_a_home_that_hangs_delays_the_log_of_no_other_session(
     site.act("hub", trusted=True)
     async with asyncio.timeout(HANG):
         batch = await site.client.events()
-        while not any("ModuleNotFoundError" in one.sentence for one in batch.sessions):
+        while not any("ModuleNotFoundError" in session.sentence for session in batch.sessions):
             batch = await site.client.events(batch.cursor, wait=30)
     assert (await site.client.session("s1", user="ada")).log_pending

@@ -54,8 +54,8 @@ def test_man_shows_them(folder: Path, name: str, words: list[str]) -> None:
 
 
 def test_each_command_has_a_page(folder: Path) -> None:
-    made = pages(parser())
-    assert {f"{name}.1" for name in [*made, "carme-run"]} == {
+    written = pages(parser())
+    assert {f"{name}.1" for name in [*written, "carme-run"]} == {
         path.name for path in (folder / "man1").iterdir()
     }
-    assert all(page.startswith((".TH", ".so")) for page in made.values()) and len(made) > 20
+    assert all(page.startswith((".TH", ".so")) for page in written.values()) and len(written) > 20

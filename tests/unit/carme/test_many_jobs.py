@@ -33,18 +33,18 @@ def job(number: int, **fields: Any) -> Job:
 
 def counted(jobs: list[Job]) -> dict[int, Place]:
     """The places, by asking for each job which others are before it."""
-    waiting = [one for one in jobs if one.is_pending and one.state is not JobState.CONFIGURING]
+    waiting = [each for each in jobs if each.is_pending and each.state is not JobState.CONFIGURING]
     found = {}
-    for one in waiting:
-        partitions = set(one.partition.split(","))
+    for each in waiting:
+        partitions = set(each.partition.split(","))
         rivals = [
             other for other in waiting if other.priority and partitions & set(other.partition.split(","))
         ]
         before = [
-            other for other in rivals if (-(other.priority or 0), other.id) < (-(one.priority or 0), one.id)
+            other for other in rivals if (-(other.priority or 0), other.id) < (-(each.priority or 0), each.id)
         ]
-        on_hold = one.priority == 0
-        found[one.id] = Place(len(rivals if on_hold else before) + 1, len(rivals) + on_hold)
+        on_hold = each.priority == 0
+        found[each.id] = Place(len(rivals if on_hold else before) + 1, len(rivals) + on_hold)
     return found
 
 
@@ -61,7 +61,7 @@ def test_places_are_those_that_counting_gives(seed: int) -> None:
         for number in draw.sample(range(100), k=40)
     ]
     assert places(jobs) == counted(jobs)
-    even = places(jobs, lambda one: one.id % 2 == 0)
+    even = places(jobs, lambda each: each.id % 2 == 0)
     assert even == {number: place for number, place in counted(jobs).items() if number % 2 == 0}
 
 
@@ -75,10 +75,10 @@ async def test_clients_get_the_jobs_that_changed_after_a_number_in_that_order() 
     since = feed.change
     for number in (4, 1, 2, 4):
         watch._put(job(number, user=("ada", "bob")[number % 2], reason=f"Change{feed.change}"), 1)
-    assert [one.id for one in watch.after(since, None)] == [1, 2, 4]
-    assert [one.id for one in watch.after(since, "ada")] == [2, 4]
+    assert [each.id for each in watch.after(since, None)] == [1, 2, 4]
+    assert [each.id for each in watch.after(since, "ada")] == [2, 4]
     watch._drop(2)
-    assert [one.id for one in watch.after(since, None)] == [1, 4]
+    assert [each.id for each in watch.after(since, None)] == [1, 4]
     assert len(watch.after(0, None)) == 5 and watch.after(feed.change, None) == []
 
 
@@ -89,8 +89,8 @@ async def test_what_is_missing_is_searched_less_often_where_that_takes_long(
     calls: list[list[int]] = []
 
     def timed(short: list[Job], *_: Any) -> tuple[dict[int, str], float]:
-        calls.append([one.id for one in short])
-        return {one.id: "1 GPU" for one in short}, took
+        calls.append([job.id for job in short])
+        return {job.id: "1 GPU" for job in short}, took
 
     monkeypatch.setattr(waiting_module, "_timed", timed)
     details, cluster = (
@@ -109,7 +109,7 @@ async def test_while_the_search_rests_what_was_missing_is_not_shown_for_another_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        waiting_module, "_timed", lambda short, *_: ({one.id: "1 GPU" for one in short}, 1000.0)
+        waiting_module, "_timed", lambda short, *_: ({each.id: "1 GPU" for each in short}, 1000.0)
     )
     details, cluster = (
         Waiting(cast(Any, SimpleNamespace(has_many_jobs=False))),
@@ -118,10 +118,10 @@ async def test_while_the_search_rests_what_was_missing_is_not_shown_for_another_
     monkeypatch.setattr(details, "_due", lambda *_: False)
     waits = {"key": "0" * 32, "kind": "session", "reason": "Resources"}
     first = await details.complete([job(1, **waits), job(2, **waits)], cluster)
-    assert {number: one.detail for number, one in first.items()} == {1: "1 GPU", 2: "1 GPU"}
+    assert {number: each.detail for number, each in first.items()} == {1: "1 GPU", 2: "1 GPU"}
     later = [job(1, **waits | {"reason": "JobHeldUser"}), job(2, **waits | {"reason": "Priority"})]
     second = await details.complete(later, cluster)
-    assert {number: one.detail for number, one in second.items()} == {2: "1 GPU"}
+    assert {number: each.detail for number, each in second.items()} == {2: "1 GPU"}
 
 
 async def test_with_many_jobs_a_look_does_not_wait_for_that_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ async def test_with_many_jobs_a_look_does_not_wait_for_that_search(monkeypatch: 
 
     def timed(short: list[Job], *_: Any) -> tuple[dict[int, str], float]:
         go.wait(60)
-        return {one.id: "1 GPU" for one in short}, 0.0
+        return {job.id: "1 GPU" for job in short}, 0.0
 
     monkeypatch.setattr(waiting_module, "_timed", timed)
     details, cluster = (
@@ -165,7 +165,7 @@ async def test_jobs_given_by_sbatch_are_explained_as_ours_unless_there_are_very_
     ours = job(1, key="0" * 32, kind="session", reason="QOSGrpGRES")
     found = await details.complete([ours, job(2, reason="QOSGrpGRES")], None)
     assert set(found) == explained
-    assert all("4 of 4 GPUs in use" in one.explanation for one in found.values())
+    assert all("4 of 4 GPUs in use" in each.explanation for each in found.values())
 
 
 async def test_limits_are_read_first_for_those_who_have_jobs_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +203,9 @@ async def test_when_a_reservation_begins_is_a_moment_of_its_own() -> None:
     assert until_of(found.explanation) is None
 
 
-@pytest.mark.parametrize(("takes", "made"), [(0.0, 3), (10.0, 2)])
+@pytest.mark.parametrize(("takes", "count"), [(0.0, 3), (10.0, 2)])
 async def test_a_forecast_that_takes_long_is_made_less_often(
-    monkeypatch: pytest.MonkeyPatch, settings: Settings, takes: float, made: int
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, takes: float, count: int
 ) -> None:
     running = [job(1, state="RUNNING", gpus=1, node_list="n1")]
     broker, clock, plans = Broker(settings, cast(Any, SimpleNamespace())), {"now": 0.0, "worked": 0.0}, []
@@ -229,7 +229,7 @@ async def test_a_forecast_that_takes_long_is_made_less_often(
         clock["now"] = now
         running.append(job(len(running) + 1, state="RUNNING", gpus=1, node_list="n1"))
         await broker._cluster.forecast(cast(Any, None), cast(Any, None))
-    assert len(plans) == made
+    assert len(plans) == count
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ async def test_what_a_calendar_shows_of_a_job_is_made_once(
     again, other, third = await ask()
     assert again is first and (other.node_list, third.node_list) == ("n2", "n3")
     del held[1]
-    assert [one.id for one in await ask()] == [2, 3]
+    assert [each.id for each in await ask()] == [2, 3]
 
 
 async def test_what_is_no_number_is_nothing_in_an_answer(settings: Settings) -> None:

@@ -200,7 +200,7 @@ def test_the_accounting_shows_who_cancelled_and_the_peak() -> None:
         ("11", "1000", "CANCELLED by 998", ""),
     ]
     found = parsing.outcomes("".join(S.join(line) + S + "\n" for line in lines), S)
-    assert {key: one.cancelled_by for key, one in found.items()} == {
+    assert {key: outcome.cancelled_by for key, outcome in found.items()} == {
         7: "other",
         8: "owner",
         9: None,

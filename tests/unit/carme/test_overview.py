@@ -83,7 +83,7 @@ async def test_reservations_and_licences_are_looked_at_only_while_somebody_obser
     view = await until(known)
     (licence,) = view.licences
     assert (licence.name, licence.total, licence.used, licence.reserved) == ("matlab", 10, 3, 1)
-    assert [one.name for one in view.reservations] == ["course"]
+    assert [reservation.name for reservation in view.reservations] == ["course"]
     for _ in range(10):
         await site.client.overview()
     assert requested() == 1

@@ -291,12 +291,12 @@ REQUESTED = {
 }
 
 
-@pytest.mark.parametrize("way", REQUESTED)
-def test_what_jobs_have_however_they_requested_it(way: str) -> None:
-    recorded, (gpus, cpus, memory_mb) = REQUESTED[way]
+@pytest.mark.parametrize("request_", REQUESTED)
+def test_what_jobs_have_however_they_requested_it(request_: str) -> None:
+    recorded, (gpus, cpus, memory_mb) = REQUESTED[request_]
     (has,) = tres.allotted("9|" + recorded + "|\n", "|", "OverSubscribe").values()
     assert (has.gpus, has.cpus, has.memory_mb) == (gpus, cpus, memory_mb)
-    assert has.whole_nodes == ("exclusive" in way)
+    assert has.whole_nodes == ("exclusive" in request_)
 
 
 def test_a_job_has_what_slurm_allotted_it() -> None:
@@ -381,7 +381,7 @@ def test_refusals(answer: str, kind: type[Exception], words: str) -> None:
 
 def test_hidden_partitions_are_known_as_such() -> None:
     lines = "PartitionName=gpu Hidden=NO State=UP\nPartitionName=secret Hidden=YES State=UP\n"
-    assert [(one.name, one.hidden) for one in parsing.cluster("", lines).partitions] == [
+    assert [(partition.name, partition.hidden) for partition in parsing.cluster("", lines).partitions] == [
         ("gpu", False),
         ("secret", True),
     ]

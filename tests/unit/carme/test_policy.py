@@ -64,14 +64,14 @@ class Site:
         watch: Any = SimpleNamespace(jobs=lambda: self.jobs)
         return Policy(self.settings, watch, AuditLog(self.log), self.stop)
 
-    async def stop(self, one: Job) -> None:
+    async def stop(self, job: Job) -> None:
         if self.refuse:
             raise SlurmError("Slurm does not answer.", "Wait.")
-        self.stopped.append(one.id)
+        self.stopped.append(job.id)
 
     async def evaluate(self, *alerts: Alert, after: float = 60) -> None:
         self.now += timedelta(minutes=after)
-        await self.policy.evaluate({one.job_id: [one] for one in alerts}, self.now)
+        await self.policy.evaluate({alert.job_id: [alert] for alert in alerts}, self.now)
 
     def record(self) -> list[tuple[str, str]]:
         if not self.log.exists():
@@ -112,7 +112,7 @@ async def test_a_stop_is_shown_for_a_day_and_survives_a_restart(settings: Settin
     (shown,) = site.policy.warnings()
     assert (shown.job_id, shown.user, shown.count, shown.most, shown.stopped) == (7, "ada", 1, 1, None)
     assert shown.ends == site.now + timedelta(hours=1)
-    assert [(one.text, one.change) for one in shown.what] == [("Job 7 idles.", "End it.")]
+    assert [(advice.text, advice.change) for advice in shown.what] == [("Job 7 idles.", "End it.")]
     await site.evaluate(alert())
     site.jobs = []
     await site.evaluate()

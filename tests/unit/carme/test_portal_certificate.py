@@ -39,9 +39,9 @@ class Portal(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A certificate of the site's own; its key lies beside it."""
-    made, key = self_signed("localhost")
+    signed, key = self_signed("localhost")
     (tmp_path / "key.pem").write_bytes(key)
-    (tmp_path / "site.pem").write_bytes(made)
+    (tmp_path / "site.pem").write_bytes(signed)
     return tmp_path / "site.pem"
 
 

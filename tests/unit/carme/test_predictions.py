@@ -42,8 +42,8 @@ def test_the_table_is_that_of_the_model(result: Path, curve: Curve) -> None:
     assert VERSIONS == profiles.VERSIONS
     assert (curve.model, curve.device, curve.batch) == ("Net", "one GPU", 256)
     assert [row.model_dump() for row in curve.rows] == table_of(profile)["rows"]
-    one, eight, spread = curve.row(1, 1), curve.row(1, 8), curve.row(8, 1)
-    assert one.speedup == pytest.approx(1) and one.ranks == 1 and one.step_ms == pytest.approx(1000)
+    single, eight, spread = curve.row(1, 1), curve.row(1, 8), curve.row(8, 1)
+    assert single.speedup == pytest.approx(1) and single.ranks == 1 and single.step_ms == pytest.approx(1000)
     assert 1 < spread.speedup < eight.speedup <= 8.1, "eight GPUs of a node have no network between them"
     assert eight.low_ms <= eight.step_ms <= eight.high_ms
     assert curve.row(2, 0) == curve.row(2, 1), "a node without GPUs has one rank"
@@ -57,7 +57,7 @@ def test_results_of_both_versions_have_a_table(tmp_path: Path, curve: Curve) -> 
 
 def test_choices_have_the_cheapest_and_the_fastest(curve: Curve) -> None:
     found = choices(curve, most_nodes=4, most_gpus=4, chosen=(3, 2), steps=36_000)
-    assert [(one.nodes, one.gpus_per_node) for one in found] == [
+    assert [(choice.nodes, choice.gpus_per_node) for choice in found] == [
         (1, 1), (1, 2), (1, 4), (3, 2), (2, 4), (4, 4),
     ]  # fmt: skip
     cheapest, fastest = marks(found)
@@ -256,7 +256,7 @@ async def test_choices_are_shown_and_nothing_is_started(
     assert sum("fastest" in line for line in lines) == 1
     assert await carme(*arguments, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["cheapest"] for one in found].count(True) == 1 and found[0]["hours"] is None
+    assert [choice["cheapest"] for choice in found].count(True) == 1 and found[0]["hours"] is None
     assert site.slurm.jobs == []
 
 
@@ -267,16 +267,16 @@ async def test_a_choice_that_slurm_refuses_does_not_hide_the_others(
     arguments = ["submit", "--nodes", "2", "--gpus", "2", "--cpus", "3", "--memory", "100"]
     assert await carme(*arguments, "--scaling", str(result), "--choices", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    starts = {(one["nodes"], one["gpus_per_node"]): one["expected_start"] for one in found}
+    starts = {(choice["nodes"], choice["gpus_per_node"]): choice["expected_start"] for choice in found}
     assert starts[2, 2] == "not possible" != starts[1, 2]
-    marked = [one["expected_start"] for one in found if one["cheapest"] or one["fastest"]]
+    marked = [choice["expected_start"] for choice in found if choice["cheapest"] or choice["fastest"]]
     assert marked and "not possible" not in marked, "nobody is sent to what cannot start"
     capsys.readouterr()
     huge = [*arguments[:-1], "100000000", "--scaling", str(result), "--choices", "--json"]
     assert await carme(*huge) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {one["expected_start"] for one in found} == {"not possible"}
-    assert not any(one["cheapest"] or one["fastest"] for one in found)
+    assert {choice["expected_start"] for choice in found} == {"not possible"}
+    assert not any(choice["cheapest"] or choice["fastest"] for choice in found)
     # Slurm is queried for the processors and the memory that the job would have.
     calls = site.slurm.calls("sbatch")
     assert calls and all({"--cpus-per-task=3", "--mem=100M"} <= set(call["arguments"]) for call in calls)
@@ -287,7 +287,9 @@ def test_what_cannot_start_leaves_room_for_what_can(
     result: Path, curve: Curve, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The result has more choices than a table shows, and an account may have no more than eight nodes."""
-    assert (8, 16) not in [(one.nodes, one.gpus_per_node) for one in choices(curve, 1024, 16, (1, 1))]
+    assert (8, 16) not in [
+        (choice.nodes, choice.gpus_per_node) for choice in choices(curve, 1024, 16, (1, 1))
+    ]
     options = argparse.Namespace(scaling=result, nodes=1, gpus=1, steps=None, reason="", json=True)
     requested: list[tuple[int, int]] = []
 
@@ -296,7 +298,9 @@ def test_what_cannot_start_leaves_room_for_what_can(
         return "now" if nodes <= 8 else predictions.NOT_POSSIBLE
 
     assert predictions.show(options, start) == 0
-    found = {(one["nodes"], one["gpus_per_node"]): one for one in json.loads(capsys.readouterr().out)}
+    found = {
+        (choice["nodes"], choice["gpus_per_node"]): choice for choice in json.loads(capsys.readouterr().out)
+    }
     assert found[8, 16]["fastest"] and found[8, 16]["expected_start"] == "now"
     assert len(requested) == len(set(requested)), "Slurm is asked for a choice once"
 

@@ -50,7 +50,7 @@ async def test_a_project_becomes_an_account_with_limits_and_members(portal: Any)
     assert saved.gpu_minutes == 6000
     (line,) = [line for line in portal.audit() if line["action"] == "grant"]
     assert (line["by"], line["user"], line["result"], line["gpus"]) == ("hub", "ada", "ok", 4)
-    assert [one.account for one in await portal.client.projects()] == [VISION]
+    assert [project.account for project in await portal.client.projects()] == [VISION]
 
 
 async def test_asking_again_changes_nothing(portal: Any) -> None:

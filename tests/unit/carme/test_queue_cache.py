@@ -35,8 +35,8 @@ def long(exclusive: str = "OverSubscribe", word: str = "OK", **changes: str) -> 
     return "".join(f"{values.get(field, 'N/A')}{S}" for field in (*tres.ALLOTTED_FIELDS, exclusive)) + "\n"
 
 
-def queue(known: QueueCache, one: str, two: str) -> list[Job]:
-    return known.queue(one.encode(), two.encode(), S.encode(), "OverSubscribe")
+def queue(known: QueueCache, short: str, long: str) -> list[Job]:
+    return known.queue(short.encode(), long.encode(), S.encode(), "OverSubscribe")
 
 
 def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
@@ -50,7 +50,7 @@ def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("queue_line", "details"),
     [
         (short(T="COMPLETING"), long()),
         (short(l="2:00:00"), long()),
@@ -59,12 +59,12 @@ def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
         (short(), ""),
     ],
 )
-def test_a_job_that_has_changed_is_read_as_if_it_were_new(one: str, two: str) -> None:
+def test_a_job_that_has_changed_is_read_as_if_it_were_new(queue_line: str, details: str) -> None:
     known = QueueCache()
     queue(known, short(), long())
-    (job,) = queue(known, one, two)
-    has = tres.allotted(two, S, "OverSubscribe")
-    assert [job] == parsing.queue(one, S, has)
+    (job,) = queue(known, queue_line, details)
+    has = tres.allotted(details, S, "OverSubscribe")
+    assert [job] == parsing.queue(queue_line, S, has)
 
 
 def test_where_a_field_ends_counts() -> None:
@@ -163,7 +163,7 @@ async def test_the_loop_does_not_wait_for_many_jobs_to_be_read(
     slurm.jobs = [RUNNING, RUNNING | GPUS | {"A": 8}]
     slurm.late({8: "submitted"})
     assert [job.gpus for job in await SlurmCommands(cluster="test").queue()] == [0, 2]
-    assert [one is not threading.main_thread() for one in threads] == [beside, beside]
+    assert [thread is not threading.main_thread() for thread in threads] == [beside, beside]
 
 
 async def test_with_many_jobs_the_queue_is_read_without_asking_what_has_changed(
@@ -249,7 +249,7 @@ def test_after_any_changes_the_queue_is_what_a_full_read_gives(seed: int) -> Non
         random_queue(draw, jobs, "OverSubscribe")
         numbers = sorted(jobs)
         draw.shuffle(numbers)
-        one, two = ("".join(jobs[number][part] for number in numbers) for part in (0, 1))
-        found = queue(known, one, two)
-        assert found == parsing.queue(one, S, tres.allotted(two, S, "OverSubscribe"))
+        short, long = ("".join(jobs[number][part] for number in numbers) for part in (0, 1))
+        found = queue(known, short, long)
+        assert found == parsing.queue(short, S, tres.allotted(long, S, "OverSubscribe"))
         assert [job.id for job in found] == numbers

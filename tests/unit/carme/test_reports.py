@@ -69,16 +69,16 @@ ACCOUNTED: dict[str, Any] = {
     ],
 )
 def test_advice(used: Usage | None, of: Job, topic: str, change: str) -> None:
-    (one,) = advise(of, used)
-    assert one.topic == topic
-    assert change in one.change
-    assert one.text.endswith(".")
-    received = Advice.model_validate_json(one.model_dump_json())  # as from the broker, or from a record
+    (advice,) = advise(of, used)
+    assert advice.topic == topic
+    assert change in advice.change
+    assert advice.text.endswith(".")
+    received = Advice.model_validate_json(advice.model_dump_json())  # as from the broker, or from a record
     english = {"the", "The", "of", "and", "or", "Ask", "processor", "processors", "minutes", "leave"}
     for sentence in (received.text, received.change):
         assert not english & set(translated(sentence, "de").split()), translated(sentence, "de")
-    assert translated(received.text, "de") != one.text
-    assert translated(received.text, "en") == one.text
+    assert translated(received.text, "de") != advice.text
+    assert translated(received.text, "en") == advice.text
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_gpus_are_counted_per_node() -> None:
         for node in ("n1", "n2")
         for gpu in range(4)
     ]
-    (one,) = advise(job(nodes=2, gpus=8), Usage(seconds=3600, gpus=gpus))
-    assert "4 of the job's 8 GPUs did nothing" in one.text
-    assert one.change.startswith("--gpus 2,")
+    (advice,) = advise(job(nodes=2, gpus=8), Usage(seconds=3600, gpus=gpus))
+    assert "4 of the job's 8 GPUs did nothing" in advice.text
+    assert advice.change.startswith("--gpus 2,")
 
 
 # Prometheus itself
@@ -323,7 +323,7 @@ async def test_what_a_report_says(site: Any) -> None:
     assert report.energy_joules == pytest.approx(720_000, rel=0.01)
     assert report.efficiency["gpu"] == pytest.approx(0.55, abs=0.01)
     assert report.efficiency["memory"] == pytest.approx(3 / 32, abs=0.001)
-    assert {one.topic for one in report.advice} == {"balance", "memory"}
+    assert {advice.topic for advice in report.advice} == {"balance", "memory"}
     # Bars of letters are for terminals.
     assert re.search(r"\[#{5,6}\.{4,5}\] 55 % used", as_text(report))
     assert re.search(r'<meter max="1" value="0\.5\d+"[^>]*></meter> <span>55 % used', as_html(report))
@@ -420,7 +420,7 @@ def test_a_report_is_in_one_language_and_a_page_names_what_is_not() -> None:
     plain = Advice(topic="cpu", text="Of an earlier version.", change="--cpus 2")
     found = found.model_copy(update={"advice": [*found.advice, plain]})
     assert as_html(found).count("lang=") == 1  # the page's own
-    english = {one.title for one in identity(found) + facts(found) if isinstance(one.title, Message)}
+    english = {fact.title for fact in identity(found) + facts(found) if isinstance(fact.title, Message)}
     try:
         follow(lambda: "de_DE.UTF-8")
         text, page = as_text(found), as_html(found)

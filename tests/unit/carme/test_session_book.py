@@ -56,7 +56,7 @@ async def test_a_restart_loses_nothing(start: Callable[[], Any], slurm: Any, set
     slurm.jobs = []
     async with start() as site:
         site.act("hub", trusted=True)
-        assert {one.name for one in await site.client.sessions(active=False)} == {"s1", "s2", "s3"}
+        assert {session.name for session in await site.client.sessions(active=False)} == {"s1", "s2", "s3"}
         assert (await site.client.session("s2")).ending is Ending.IDLE
 
 
@@ -69,7 +69,7 @@ async def test_a_number_that_slurm_uses_again_is_another_session(
     slurm.jobs = [JOB | {"j": "session-s2", "k": JOB["k"].replace(KEY, "1" * 32), "V": STARTED + 60}]
     async with start() as site:
         assert (await reaches(site, SessionState.STARTING, "s2")).ending is None
-        assert [one.name for one in await site.client.sessions(active=False)] == ["s2"]
+        assert [session.name for session in await site.client.sessions(active=False)] == ["s2"]
 
 
 def facts_of(job_id: int, state: JobState = JobState.RUNNING, **known: Any) -> Job:
@@ -93,13 +93,13 @@ async def test_ended_sessions_are_forgotten_in_time_and_in_number(tmp_path: Path
         book.observe([facts_of(3, JobState.FAILED, user="bob")], None)
         now += RETENTION / 2 + timedelta(seconds=1)
         book.expire()
-        assert [one.job_id for one in book.sessions(None, active=False)] == [3, 2]
+        assert [session.job_id for session in book.sessions(None, active=False)] == [3, 2]
     async with book_at(tmp_path, lambda: now) as book:
-        assert [one.job_id for one in book.sessions(None, active=False)] == [3, 2]
+        assert [session.job_id for session in book.sessions(None, active=False)] == [3, 2]
         many = range(1000, 1010 + MOST_OF_USER)
         book.observe([facts_of(number, JobState.FAILED) for number in many], None)
         book.expire()
-        assert [one.job_id for one in book.sessions("ada", active=False)] == [*reversed(many[10:]), 2]
+        assert [session.job_id for session in book.sessions("ada", active=False)] == [*reversed(many[10:]), 2]
         assert len(book.sessions("bob", active=False)) == 1
 
 
@@ -107,9 +107,9 @@ async def test_the_full_picture_has_what_is_active_or_ended_lately(tmp_path: Pat
     now = datetime(2026, 11, 1, tzinfo=UTC)
     async with book_at(tmp_path, lambda: now) as book:
         book.observe([facts_of(1, JobState.FAILED), facts_of(2)], None)
-        assert [one.job_id for one in book.after(None, "ada")] == [1, 2]
+        assert [session.job_id for session in book.after(None, "ada")] == [1, 2]
         now += timedelta(days=2)
-        assert [one.job_id for one in book.after(None, None)] == [2]
+        assert [session.job_id for session in book.after(None, None)] == [2]
         assert book.after(None, "bob") == []
 
 
@@ -119,7 +119,7 @@ async def test_a_damaged_record_costs_one_session(tmp_path: Path, caplog: pytest
     with contextlib.closing(sqlite3.connect(tmp_path / "sessions.sqlite")) as file, file:
         file.execute("UPDATE sessions SET facts = '{' WHERE job_id = 1")
     async with book_at(tmp_path, lambda: datetime.now(UTC)) as book:
-        assert [one.job_id for one in book.sessions(None, active=False)] == [2]
+        assert [session.job_id for session in book.sessions(None, active=False)] == [2]
     assert "job 1 is left out" in caplog.text
 
 

@@ -153,7 +153,7 @@ def test_slurms_whole_seconds_are_refined_but_never_contradicted() -> None:
     same = after_poll(waiting, job(started=second), NOW + timedelta(milliseconds=300))
     assert timeline(same)[1].at == NOW + timedelta(milliseconds=300)
     early = after_poll(waiting, job(started=second - timedelta(seconds=5)), NOW - timedelta(seconds=1))
-    assert [one.at for one in timeline(early)] == [NOW, NOW]
+    assert [entry.at for entry in timeline(early)] == [NOW, NOW]
     # The job's own script began before the next poll of Slurm.
     reported = after_note(late, SessionNote(marks=(mark(Step.PROLOG, 0.7),)))
     assert timeline(reported)[1].at == NOW + timedelta(seconds=0.7)
@@ -164,7 +164,7 @@ def test_slurms_whole_seconds_are_refined_but_never_contradicted() -> None:
 
 def test_a_job_that_the_broker_did_not_see_begin_has_slurms_times() -> None:
     facts = Facts(job=job())
-    assert [(one.step, one.at) for one in timeline(facts)] == [
+    assert [(entry.step, entry.at) for entry in timeline(facts)] == [
         (Step.SUBMITTED, NOW.replace(microsecond=0)),
         (Step.ALLOCATED, NOW.replace(microsecond=0)),
     ]
@@ -172,14 +172,14 @@ def test_a_job_that_the_broker_did_not_see_begin_has_slurms_times() -> None:
 
 def test_a_job_that_never_started_was_never_allocated() -> None:
     ended = after_poll(Facts(job=job(JobState.PENDING)), job(JobState.CANCELLED, node_list=""), NOW)
-    assert [one.step for one in timeline(ended)] == [Step.SUBMITTED]
+    assert [entry.step for entry in timeline(ended)] == [Step.SUBMITTED]
 
 
 def test_the_first_time_of_a_step_holds_and_steps_have_an_order() -> None:
     facts = Facts(job=job())
     facts = after_note(facts, SessionNote(marks=(mark(Step.ROUTED, 3), mark(Step.LISTENING, 2))))
     facts = after_note(facts, SessionNote(marks=(mark(Step.ROUTED, 9), mark(Step.REQUESTED, -1))))
-    assert [one.step for one in timeline(facts)] == [
+    assert [entry.step for entry in timeline(facts)] == [
         *(Step.REQUESTED, Step.SUBMITTED, Step.ALLOCATED, Step.LISTENING, Step.ROUTED),
     ]
     assert facts.marks[-1].at == NOW + timedelta(seconds=3)

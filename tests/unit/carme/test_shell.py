@@ -70,9 +70,9 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 
 def test_each_job_gets_another_certificate(tmp_path: Path) -> None:
-    one, other = make_certificate(), make_certificate()
-    assert one != other
-    (tmp_path / "one.pem").write_text(one)
+    first, second = make_certificate(), make_certificate()
+    assert first != second
+    (tmp_path / "one.pem").write_text(first)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_cert_chain(tmp_path / "one.pem")
     context.load_verify_locations(tmp_path / "one.pem")

@@ -32,7 +32,7 @@ def waiting(**values: Any) -> Job:
 
 
 def of(nodes: list[Node]) -> Cluster:
-    names = [one.name for one in nodes]
+    names = [node.name for node in nodes]
     return Cluster(taken=NOW, nodes=nodes, partitions=[Partition(name="gpu", node_names=names)])
 
 

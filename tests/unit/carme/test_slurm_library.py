@@ -192,7 +192,7 @@ async def test_reservations(slurm: SlurmCommands) -> None:
     assert found["night"].start > datetime(2026, 1, 1, tzinfo=UTC)
 
 
-async def look(slurm: SlurmCommands) -> dict[str, Any]:
+async def snapshot(slurm: SlurmCommands) -> dict[str, Any]:
     """Everything that an adapter reads, field by field."""
     cluster = await slurm.cluster()
     return {
@@ -204,9 +204,9 @@ async def look(slurm: SlurmCommands) -> dict[str, Any]:
 
 
 async def test_both_adapters_agree(host: Host, library: SlurmLibrary) -> None:
-    commands = await look(SlurmCommands(cluster="try"))
+    commands = await snapshot(SlurmCommands(cluster="try"))
     requested = host.calls()
-    assert await look(library) == commands
+    assert await snapshot(library) == commands
     assert host.calls() == requested  # none of it from the programs
 
 
@@ -228,7 +228,11 @@ if WHEEL:
         assert choice.adapter == "pyslurm", choice.sentence
         until = time.monotonic() + 120
         while True:  # a busy Slurm changes between two polls
-            first, answer, second = await look(commands), await look(library), await look(commands)
+            first, answer, second = (
+                await snapshot(commands),
+                await snapshot(library),
+                await snapshot(commands),
+            )
             if first == second or time.monotonic() > until:
                 break
         await library.close()
@@ -331,9 +335,9 @@ async def test_a_library_that_fails_leaves_the_commands(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = await look(SlurmCommands(cluster="try"))
+    known = await snapshot(SlurmCommands(cluster="try"))
     host.mode(mode)
-    assert await look(library) == known
+    assert await snapshot(library) == known
     (record,) = caplog.records  # one sentence, however often it is called
     assert record.getMessage().startswith(reason)
     assert record.getMessage().endswith(" Slurm's commands are used instead for 60 seconds.")
@@ -341,7 +345,7 @@ async def test_a_library_that_fails_leaves_the_commands(
     host.mode("")
     monkeypatch.setattr(library, "_resting_until", 0.0)
     requested = host.calls()
-    assert await look(library) == known and host.calls() == requested
+    assert await snapshot(library) == known and host.calls() == requested
 
 
 async def test_a_library_that_hangs_holds_nobody_up(

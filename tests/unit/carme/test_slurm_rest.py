@@ -79,7 +79,7 @@ def commands_of(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return SlurmCommands(cluster="try")
 
 
-async def look(slurm: SlurmCommands) -> dict[str, Any]:
+async def snapshot(slurm: SlurmCommands) -> dict[str, Any]:
     """Everything that the adapter reads, field by field, but for what slurmrestd does not report."""
     cluster = await slurm.cluster()
     return {
@@ -110,7 +110,7 @@ async def test_it_reads_the_same_as_the_commands(
     commands = commands_of(release, tmp_path, monkeypatch)
     rest.version = version
     rest.recorded = json.loads((HERE / f"slurm_rest_{release}.json").read_text())["rest"]
-    wanted, found = await look(commands), await look(slurm)
+    wanted, found = await snapshot(commands), await snapshot(slurm)
     for kind in wanted:
         assert found[kind] == wanted[kind]
     states = {job["state"] for job in found["jobs"]}

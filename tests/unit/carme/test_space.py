@@ -128,8 +128,8 @@ def give(tmp_path: Path, quota: str, *places: str, **more: str) -> subprocess.Co
 
 
 def test_a_new_user_gets_quotas_and_those_that_are_there_stay(tmp_path: Path) -> None:
-    made = give(tmp_path, "0 0 0 700 0 0 3", str(tmp_path))
-    assert (made.returncode, made.stdout, made.stderr) == (0, f"{tmp_path}: 100 GiB\n", "")
+    given = give(tmp_path, "0 0 0 700 0 0 3", str(tmp_path))
+    assert (given.returncode, given.stdout, given.stderr) == (0, f"{tmp_path}: 100 GiB\n", "")
     assert (tmp_path / "set").read_text() == f"0 {100 << 20} {90 << 20} 5\n"  # blocks of 1 KiB
     again = give(tmp_path, "0 2000 0 700 0 0 3", str(tmp_path))
     assert again.stdout == f"{tmp_path}: the limits that were there stay\n"

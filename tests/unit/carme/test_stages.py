@@ -133,7 +133,7 @@ def test_what_cannot_be_entered(datasets: Datasets, tmp_path: Path) -> None:
     (tmp_path / "site/broken.json").write_text("{")
     with pytest.raises(CarmeError, match="Add the dataset again"):
         datasets.get("broken")
-    assert [one.name for one in datasets.all()] == ["mnist"]
+    assert [dataset.name for dataset in datasets.all()] == ["mnist"]
 
 
 def test_who_may_read(tmp_path: Path) -> None:

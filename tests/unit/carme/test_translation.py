@@ -61,7 +61,9 @@ def test_every_sentence_has_its_german(catalogue: ModuleType) -> None:
 def _texts(catalogue: Catalog) -> set[str]:
     """All entries, which each format orders and types in its way."""
     both = ((entry.id, entry.string) for entry in catalogue if entry.id)
-    return {repr([list(one) if isinstance(one, list | tuple) else one for one in texts]) for texts in both}
+    return {
+        repr([list(text) if isinstance(text, list | tuple) else text for text in texts]) for texts in both
+    }
 
 
 def test_templates_have_the_same_values(catalogue: ModuleType) -> None:
@@ -71,7 +73,7 @@ def test_templates_have_the_same_values(catalogue: ModuleType) -> None:
     for entry in catalogue.known():
         if not entry.id:
             continue
-        english, german = (one if isinstance(one, tuple) else (one,) for one in (entry.id, entry.string))
+        english, german = (each if isinstance(each, tuple) else (each,) for each in (entry.id, entry.string))
         for text in german:
             assert places(text) <= places(english[-1]), english
             assert text.strip(" ") or not english[0].strip(" "), english
@@ -90,10 +92,10 @@ def test_templates_are_given_their_values(catalogue: ModuleType) -> None:
                     isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in marks
                 ):
                     continue
-                given = {one.arg for one in node.keywords} | (
+                given = {keyword.arg for keyword in node.keywords} | (
                     {"count"} if node.func.id == "plural" else set()
                 )
-                texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
+                texts = [keyword.value for keyword in node.args if isinstance(keyword, ast.Constant)]
                 texts = [text for text in texts if isinstance(text, str)]
                 if node.func.id in ("noop", "number") or not texts or None in given or not given:
                     continue
@@ -113,18 +115,18 @@ def _unmarked(path: Path) -> list[str]:
     errors = {
         *("CarmeError", "InvalidRequest", "Denied", "NotFound", "SlurmError", "BrokerUnavailable"),
         *("BrokerTimeout", "ConfigError", "FileError", "Unreachable", "JobFailed", "HubError"),
-        *("HubSilent", "HubUnavailable", "_refused", "_gone"),  # two make such errors
+        *("HubSilent", "HubUnavailable", "_refused", "_unreachable"),  # two make such errors
     }
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in errors):
             continue
         for argument in node.args[:2]:
             choices = (argument.body, argument.orelse) if isinstance(argument, ast.IfExp) else (argument,)
-            for one in choices:
-                while isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute):
-                    one = one.func.value  # f"...".strip()
-                if isinstance(one, ast.JoinedStr) or (isinstance(one, ast.Constant) and one.value):
-                    found.append(f"{path.relative_to(ROOT)}:{one.lineno}: {ast.unparse(one)}")
+            for choice in choices:
+                while isinstance(choice, ast.Call) and isinstance(choice.func, ast.Attribute):
+                    choice = choice.func.value  # f"...".strip()
+                if isinstance(choice, ast.JoinedStr) or (isinstance(choice, ast.Constant) and choice.value):
+                    found.append(f"{path.relative_to(ROOT)}:{choice.lineno}: {ast.unparse(choice)}")
     return found
 
 
@@ -132,7 +134,7 @@ def test_errors_are_made_of_templates() -> None:
     paths = [
         path for part in ("carme/src", "spawner/src", "webui/src") for path in (ROOT / part).rglob("*.py")
     ]
-    assert [one for path in sorted(paths) if not _is_english(path) for one in _unmarked(path)] == []
+    assert [place for path in sorted(paths) if not _is_english(path) for place in _unmarked(path)] == []
 
 
 def test_values_are_translated_and_names_are_not() -> None:
@@ -237,10 +239,10 @@ def test_what_is_no_message_is_refused() -> None:
 @pytest.mark.parametrize("detail", ["", "4 of 4 used"])
 def test_why_a_job_waits(detail: str) -> None:
     limits = [
-        f"{holder}{scope}{thing}"
+        f"{holder}{scope}{resource}"
         for holder in ("QOS", "Assoc")
         for scope in ("Grp", "Max", "Min")
-        for thing in (
+        for resource in (
             "GRES",
             "Cpu",
             "Memory",

@@ -92,7 +92,7 @@ def test_what_cannot_be_is_refused_by_its_cause(wanted: Wanted, sentence: str) -
     ],
 )
 def test_without_a_partition_that_is_of_use_the_cause_is_named(there: list[int], sentence: str) -> None:
-    cluster = CLUSTER.model_copy(update={"partitions": [CLUSTER.partitions[one] for one in there]})
+    cluster = CLUSTER.model_copy(update={"partitions": [CLUSTER.partitions[number] for number in there]})
     with pytest.raises(InvalidRequest) as refused:
         session_size(Wanted(), cluster, ADA, settings())
     assert refused.value.message == sentence

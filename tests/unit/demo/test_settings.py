@@ -60,10 +60,10 @@ def test_a_name_that_cannot_name_an_interface_is_refused(name: str) -> None:
 
 
 def test_two_names_share_no_place() -> None:
-    one, two = Places("carme"), Places("second")
-    assert one.state == Path("/var/lib/carme-demo")
+    first, second = Places("carme"), Places("second")
+    assert first.state == Path("/var/lib/carme-demo")
     for place in ("state", "run", "storage", "networks", "bridge", "lock"):
-        assert getattr(one, place) != getattr(two, place)
+        assert getattr(first, place) != getattr(second, place)
 
 
 def test_settings_are_saved(places: Places) -> None:

@@ -143,7 +143,7 @@ def test_processes_and_their_memory_are_the_kernel_s_word(
     ):
         (tmp_path / "kfd" / pid).mkdir(parents=True)
         (tmp_path / "kfd" / pid / name).write_text(text)
-    one = AmdLibrary(tmp_path, tmp_path / "kfd", 0)
-    readings = one.read()
-    one.close()
+    driver = AmdLibrary(tmp_path, tmp_path / "kfd", 0)
+    readings = driver.read()
+    driver.close()
     assert [reading.processes for reading in readings] == [(), (GpuProcess(12, 4096),)]

@@ -266,16 +266,18 @@ def answering() -> Iterator[tuple[str, str]]:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return made
+        http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(
+            target=http_server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
+        return http_server
 
     servers = [server(401), server(503)]
-    first, second = (f"http://127.0.0.1:{one.server_address[1]}/x" for one in servers)
+    first, second = (f"http://127.0.0.1:{each.server_address[1]}/x" for each in servers)
     yield first, second
-    for one in servers:
-        one.shutdown()
-        one.server_close()
+    for each in servers:
+        each.shutdown()
+        each.server_close()
 
 
 def test_which_services_answer(answering: tuple[str, str]):

@@ -63,14 +63,14 @@ def test_panels_are_in_the_grid_and_on_top_of_no_other(uid: str):
     panels = render(uid, BOARDS[uid])["panels"]
     places = [panel["gridPos"] for panel in panels]
     assert all(place["x"] >= 0 and place["x"] + place["w"] <= WIDTH for place in places)
-    for one, other in itertools.combinations(places, 2):
+    for first, second in itertools.combinations(places, 2):
         apart = (
-            one["x"] + one["w"] <= other["x"]
-            or other["x"] + other["w"] <= one["x"]
-            or one["y"] + one["h"] <= other["y"]
-            or other["y"] + other["h"] <= one["y"]
+            first["x"] + first["w"] <= second["x"]
+            or second["x"] + second["w"] <= first["x"]
+            or first["y"] + first["h"] <= second["y"]
+            or second["y"] + second["h"] <= first["y"]
         )
-        assert apart, (one, other)
+        assert apart, (first, second)
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
@@ -92,38 +92,38 @@ def test_a_board_is_what_grafana_reads(uid: str):
 def test_a_board_fits_grafana_s_schema(uid: str):
     """By the types that Grafana makes from its schema: nothing is unknown, missing, or of another type."""
     register_default_plugins()
-    made = render(uid, BOARDS[uid])
-    read = Dashboard.from_json(made)
+    board = render(uid, BOARDS[uid])
+    read = Dashboard.from_json(board)
     assert read.panels and len(read.panels) == len(BOARDS[uid].panels)
     wrong = list(misfits(read, uid))
     assert not wrong, wrong
     again = json.loads(JSONEncoder().encode(read))
     for place, panel in enumerate(again["panels"]):
         for part in ("options", "fieldConfig", "targets", "gridPos", "datasource"):
-            assert panel[part] == made["panels"][place][part], (place, part)
-    assert again["time"] == made["time"] and again["links"][0]["tags"] == ["carme"]
-    unknown = set(made) - set(again)
+            assert panel[part] == board["panels"][place][part], (place, part)
+    assert again["time"] == board["time"] and again["links"][0]["tags"] == ["carme"]
+    unknown = set(board) - set(again)
     assert not unknown
 
 
 def test_what_does_not_fit_is_seen():
     register_default_plugins()
-    made = render("carme-job", BOARDS["carme-job"])
-    panel = made["panels"][0]
+    board = render("carme-job", BOARDS["carme-job"])
+    panel = board["panels"][0]
     panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] = "sideways"
     panel["title"] = 7
-    wrong = "".join(misfits(Dashboard.from_json(made), "x"))
+    wrong = "".join(misfits(Dashboard.from_json(board), "x"))
     assert "mode" in wrong and "title" in wrong
     panel["options"]["legnd"] = {}
-    again = json.loads(JSONEncoder().encode(Dashboard.from_json(made)))
+    again = json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
     assert again["panels"][0]["options"] != panel["options"]
 
 
 def misfits(part: Any, where: str) -> Iterator[str]:
     """What in an object of Grafana's types is not what its types say."""
     if isinstance(part, list):
-        for place, one in enumerate(part):
-            yield from misfits(one, f"{where}[{place}]")
+        for place, item in enumerate(part):
+            yield from misfits(item, f"{where}[{place}]")
     elif type(part).__module__.startswith("grafana_foundation_sdk.models"):
         if isinstance(part, Enum):
             return

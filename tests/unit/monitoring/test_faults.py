@@ -155,8 +155,8 @@ def test_many_scrapes_at_once_say_the_same_and_count_an_error_once(
     before = exporter.scrape()  # GPM's figures come with the second look
     with ThreadPoolExecutor(CONNECTIONS) as threads:
         scrapes = list(threads.map(lambda _: exporter.scrape(), range(5 * CONNECTIONS)))
-    assert all(one.keys() == before.keys() for one in scrapes)
-    assert {one["carme_gpu_up", (("gpu", "0"), ("uuid", "GPU-0"))] for one in scrapes} == {1}
+    assert all(scraped.keys() == before.keys() for scraped in scrapes)
+    assert {scraped["carme_gpu_up", (("gpu", "0"), ("uuid", "GPU-0"))] for scraped in scrapes} == {1}
     errors = ("carme_gpu_xid_errors_total", (("gpu", "0"), ("uuid", "GPU-0"), ("xid", "79")))
     assert scrapes[-1][errors] == 1
     assert exporter.scrape()[errors] == 1

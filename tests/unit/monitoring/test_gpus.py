@@ -256,19 +256,19 @@ def test_a_gpu_that_is_plugged_in_is_seen_and_one_that_is_taken_out_is_lost(
     ) as process:
         assert process.stdin is not None and process.stdout is not None
 
-        def look() -> str:
+        def sample() -> str:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write("\n")
             process.stdin.flush()
             return process.stdout.readline().strip()
 
-        assert look() == "GPU-0+"
+        assert sample() == "GPU-0+"
         describe(gpus, "", "")
         (devices / "nvidia1").touch()
-        assert look() == "GPU-0+ GPU-1+"
+        assert sample() == "GPU-0+ GPU-1+"
         describe(gpus, "")
         (devices / "nvidia1").unlink()
-        assert look() == "GPU-0+ GPU-1-"
+        assert sample() == "GPU-0+ GPU-1-"
         process.stdin.close()
 
 

@@ -46,7 +46,7 @@ class Node:
         if os.geteuid() == 0:
             os.chown(file.parents[1], USER, -1)
 
-    def look(self) -> dict[int, Traffic]:
+    def read(self) -> dict[int, Traffic]:
         return self.network.traffic(self.jobs, lambda job_id: self.jobs[job_id])
 
 
@@ -60,23 +60,23 @@ def test_a_job_in_a_namespace_of_its_own_has_what_its_interfaces_carried(node: N
     node.counts(101, eth0=(1000, 20), eth1=(1, 2))
     node.shares(102, 101)
     node.shares(103, "self")
-    assert node.look() == {7: Traffic(1001, 22, "namespace")}
+    assert node.read() == {7: Traffic(1001, 22, "namespace")}
     node.counts(101, eth0=(1500, 30), eth1=(1, 2))
-    assert node.look() == {7: Traffic(1501, 32, "namespace")}
+    assert node.read() == {7: Traffic(1501, 32, "namespace")}
 
 
 def test_jobs_that_share_the_node_s_network_have_no_figures(node: Node):
     node.jobs = {7: [101], 8: [103]}
     node.shares(101, "self")
     node.shares(103, "self")
-    assert node.look() == {}
+    assert node.read() == {}
 
 
 def test_two_jobs_in_one_namespace_have_no_figures(node: Node):
     node.jobs = {7: [101], 8: [103]}
     node.counts(101, eth0=(1000, 20))
     node.shares(103, 101)
-    assert node.look() == {}
+    assert node.read() == {}
 
 
 def test_a_job_of_which_a_part_shares_the_node_s_network_has_no_figures_of_a_namespace(node: Node):
@@ -84,35 +84,35 @@ def test_a_job_of_which_a_part_shares_the_node_s_network_has_no_figures_of_a_nam
     node.counts(101, eth0=(1000, 20))
     node.shares(102, "self")
     node.shares(103, "self")
-    assert node.look() == {}
+    assert node.read() == {}
 
 
 def test_a_job_alone_on_the_node_has_what_the_node_carried_since(node: Node):
     node.jobs = {7: [101]}
     node.shares(101, "self")
     node.counts("self", eth0=(10_000, 5000))
-    assert node.look() == {7: Traffic(0, 0, "node")}
+    assert node.read() == {7: Traffic(0, 0, "node")}
     node.counts("self", eth0=(10_300, 5001))
-    assert node.look() == {7: Traffic(300, 1, "node")}
+    assert node.read() == {7: Traffic(300, 1, "node")}
     # While another job is there nobody knows whose it is, and it stays nobody's.
     node.jobs[8] = [103]
     node.shares(103, "self")
     node.counts("self", eth0=(20_000, 6000))
-    assert node.look() == {}
+    assert node.read() == {}
     del node.jobs[8]
     node.counts("self", eth0=(30_000, 7000))
-    assert node.look() == {7: Traffic(300, 1, "node")}
+    assert node.read() == {7: Traffic(300, 1, "node")}
     node.counts("self", eth0=(30_004, 7005))
-    assert node.look() == {7: Traffic(304, 6, "node")}
+    assert node.read() == {7: Traffic(304, 6, "node")}
 
 
 def test_a_counter_that_begins_anew_makes_no_negative_figure(node: Node):
     node.jobs = {7: [101]}
     node.shares(101, "self")
     node.counts("self", eth0=(10_000, 5000))
-    node.look()
+    node.read()
     node.counts("self", eth0=(40, 50))
-    assert node.look() == {7: Traffic(40, 50, "node")}
+    assert node.read() == {7: Traffic(40, 50, "node")}
 
 
 def test_bridges_and_what_a_port_counts_already_are_not_counted_twice(node: Node, tmp_path: Path):
@@ -132,21 +132,21 @@ def test_bridges_and_what_a_port_counts_already_are_not_counted_twice(node: Node
             (counters / name).write_text(f"{number}\n")
 
     carried(0)
-    node.look()
+    node.read()
     carried(100)  # words of four bytes at the port
-    assert node.look() == {7: Traffic(500, 500, "node")}
+    assert node.read() == {7: Traffic(500, 500, "node")}
 
 
 def test_what_ended_while_it_was_read_is_left_out(node: Node):
     node.jobs = {7: [101, 104], 8: [103]}
     node.counts(101, eth0=(1000, 20))
-    assert node.look() == {7: Traffic(1000, 20, "namespace")}
+    assert node.read() == {7: Traffic(1000, 20, "namespace")}
     (node.folder / "proc/101/net/dev").unlink()
-    assert node.look() == {}  # nobody of it is left who would say where it is
+    assert node.read() == {}  # nobody of it is left who would say where it is
     node.counts(104, eth0=(5, 5))
-    assert node.look() == {7: Traffic(1005, 25, "namespace")}  # what was counted remains
+    assert node.read() == {7: Traffic(1005, 25, "namespace")}  # what was counted remains
     node.jobs = {}
-    assert node.look() == {}
+    assert node.read() == {}
 
 
 def test_many_jobs_are_looked_through_in_turn(node: Node, monkeypatch: pytest.MonkeyPatch):
@@ -154,9 +154,9 @@ def test_many_jobs_are_looked_through_in_turn(node: Node, monkeypatch: pytest.Mo
     for number in range(5):
         node.counts(100 + number, eth0=(number, 0))
         node.jobs[number] = [100 + number]
-    assert len(node.look()) == 2
-    assert len(node.look()) == 4
-    assert len(node.look()) == 5
+    assert len(node.read()) == 2
+    assert len(node.read()) == 4
+    assert len(node.read()) == 5
 
 
 @pytest.fixture
@@ -170,13 +170,13 @@ def processes() -> Iterator[list[int]]:
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
         for command in commands
     ]
-    begun = [one.stdout is not None and bool(one.stdout.readline()) for one in started]
+    begun = [process.stdout is not None and bool(process.stdout.readline()) for process in started]
     assert begun[0], "a process could not be started as another user"
     if not begun[1]:
         pytest.skip("this host lets nobody make a network namespace")
-    yield [one.pid for one in started]
-    for one in started:
-        one.communicate()
+    yield [process.pid for process in started]
+    for process in started:
+        process.communicate()
 
 
 def test_the_kernel_says_who_is_in_which_namespace(processes: list[int]):

@@ -55,14 +55,14 @@ def port(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def context(site: Path, client: str | None) -> ssl.SSLContext:
-    made = ssl.create_default_context(cafile=site / "node/ca.crt")
+    authorities = ssl.create_default_context(cafile=site / "node/ca.crt")
     if client:
-        made.load_cert_chain(site / client / "tls.pem")
-    return made
+        authorities.load_cert_chain(site / client / "tls.pem")
+    return authorities
 
 
-def scrape(port: int, made: ssl.SSLContext) -> str:
-    with httpx.Client(verify=made, trust_env=False, timeout=HANG) as client:
+def scrape(port: int, trusted: ssl.SSLContext) -> str:
+    with httpx.Client(verify=trusted, trust_env=False, timeout=HANG) as client:
         return client.get(f"https://127.0.0.1:{port}/metrics").text
 
 
@@ -79,10 +79,10 @@ def test_nobody_else_may(site: Path, port: int, client: str | None):
 
 def test_a_certificate_of_another_authority_reads_nothing(site: Path, port: int, tmp_path: Path):
     make(tmp_path / "forged", TABLE)
-    made = context(site, None)
-    made.load_cert_chain(tmp_path / "forged/reader/tls.pem")
+    trusted = context(site, None)
+    trusted.load_cert_chain(tmp_path / "forged/reader/tls.pem")
     with pytest.raises(httpx.TransportError):
-        scrape(port, made)
+        scrape(port, trusted)
 
 
 def test_plain_http_is_not_answered(port: int):
@@ -93,8 +93,8 @@ def test_plain_http_is_not_answered(port: int):
 def test_clients_that_stall_hold_up_no_other(site: Path, port: int):
     stalled = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS - 1)]
     assert "secret 7.0" in scrape(port, context(site, "reader"))
-    for one in stalled:
-        one.close()
+    for stalling in stalled:
+        stalling.close()
 
 
 def test_one_address_has_so_many_connections(site: Path, port: int):
@@ -106,8 +106,8 @@ def test_one_address_has_so_many_connections(site: Path, port: int):
     with context(site, "reader").wrap_socket(plain, server_hostname="127.0.0.1") as connection:
         connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.0 200")
-    for one in stalled:
-        one.close()
+    for stalling in stalled:
+        stalling.close()
 
 
 def test_others_are_not_served_without_tls():

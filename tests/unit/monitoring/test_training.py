@@ -79,10 +79,10 @@ class Site:
         version_two(folder / "cgroup")
 
     def sender(self, group: str = "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0") -> Sender:
-        made = Sender(self.folder / "socket")
-        process(self.folder / "proc", made.pid, "python", group)
-        self.senders.append(made)
-        return made
+        created = Sender(self.folder / "socket")
+        process(self.folder / "proc", created.pid, "python", group)
+        self.senders.append(created)
+        return created
 
     def take(self, sender: Sender, *messages: str) -> None:
         for message in messages:
@@ -104,9 +104,9 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, clock: Clock) -> Iterator[Site]:
-    made = Site(tmp_path, clock)
-    yield made
-    for sender in made.senders:
+    created = Site(tmp_path, clock)
+    yield created
+    for sender in created.senders:
         sender.end()
 
 

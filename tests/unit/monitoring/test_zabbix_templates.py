@@ -32,7 +32,9 @@ def test_every_pattern_requests_what_is_exported(start: Starts, tmp_path: Path) 
 
 
 def test_identifiers_are_unique_stay_and_are_as_zabbix_wants_them() -> None:
-    first, second = ([one["uuid"] for one in everything(zabbix.render()) if "uuid" in one] for _ in range(2))
+    first, second = (
+        [item["uuid"] for item in everything(zabbix.render()) if "uuid" in item] for _ in range(2)
+    )
     assert first == second
     assert len(set(first)) == len(first)
     assert all(re.fullmatch(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}", uuid) for uuid in first)

@@ -158,7 +158,7 @@ class Site:
     def knows_job(self, name: str, user: str) -> bool:
         """Whether the hub knows the job of a session, or that it has none any more."""
         assert self.hub
-        spawner = next(one for one in self.hub.users.values() if one.name == user).spawners[name]
+        spawner = next(account for account in self.hub.users.values() if account.name == user).spawners[name]
         return bool(spawner.job_id) or not spawner.pending
 
     async def runs(self, name: str = "s1", user: str = "ada") -> None:
@@ -166,7 +166,9 @@ class Site:
 
         def known() -> bool:
             assert self.hub
-            spawner = next(one for one in self.hub.users.values() if one.name == user).spawners[name]
+            spawner = next(account for account in self.hub.users.values() if account.name == user).spawners[
+                name
+            ]
             job = spawner.watcher.find(int(spawner.job_id)) if spawner.job_id else None
             return bool(job and job.is_running)
 
@@ -210,9 +212,9 @@ class Site:
 
 def context(authorities: Path, certificate: Path, key: Path) -> ssl.SSLContext:
     """TLS of a client that shows a certificate and trusts nobody but `authorities`."""
-    made = ssl.create_default_context(cafile=str(authorities))
-    made.load_cert_chain(certificate, key)
-    return made
+    trusted = ssl.create_default_context(cafile=str(authorities))
+    trusted.load_cert_chain(certificate, key)
+    return trusted
 
 
 async def eventually(condition: Callable[[], Awaitable[Any] | Any], what: str) -> None:

@@ -242,7 +242,7 @@ class LocalBroker:
             await self._broker.prepare()
             self._running = asyncio.create_task(self._broker.run())
             opened.push_async_callback(self._end_run)
-            await self.looked()
+            await self.refreshed()
             await opened.enter_async_context(Server(self._settings, cast(Broker, self)))
             self._open = opened.pop_all()
 
@@ -290,7 +290,7 @@ class LocalBroker:
             raise asyncio.CancelledError
         return found
 
-    async def looked(self) -> None:
+    async def refreshed(self) -> None:
         """Wait until the broker has seen Slurm as it is now; at once while it is away."""
         if self._running is None:
             return
@@ -311,25 +311,25 @@ class LocalBroker:
     async def change(self, job_id: int, **values: Any) -> None:
         """A job is another from now on, which the broker has seen."""
         self.slurm.change(job_id, **values)
-        await self.looked()
+        await self.refreshed()
 
     async def finish(self, job_id: int, state: JobState) -> None:
         """A job ends, which the broker has seen."""
         self.slurm.finish(job_id, state)
-        await self.looked()
+        await self.refreshed()
 
     async def run(self, job_id: int, command: list[str]) -> None:
         """A job that waits begins, which the broker has seen."""
         await self.slurm.run(job_id, command)
-        await self.looked()
+        await self.refreshed()
 
     async def lose(self, job_id: int, number: int) -> None:
         """Slurm loses a job that waits; the broker submits it again, under another number."""
         self.slurm.lose(job_id, number)
         async with asyncio.timeout(HANG):
             while number not in self.slurm.jobs:
-                await self.looked()
-        await self.looked()
+                await self.refreshed()
+        await self.refreshed()
 
     def _entry(self, job_id: int) -> Any:
         entry = self._broker._context.book._entries.get(job_id)

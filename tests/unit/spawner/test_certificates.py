@@ -115,9 +115,9 @@ def folder(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_certificates_can_be_made_before_the_hub_starts(folder: Path) -> None:
     for service in ("hub-internal", "proxy-api", "proxy-client"):
-        made = certificate(folder / service / f"{service}.crt")
-        made.verify_directly_issued_by(
-            certificate(next(path for path in folder.glob("*-ca/*.crt") if issued(made, path)))
+        created = certificate(folder / service / f"{service}.crt")
+        created.verify_directly_issued_by(
+            certificate(next(path for path in folder.glob("*-ca/*.crt") if issued(created, path)))
         )
     before = {path: path.read_bytes() for path in folder.glob("*/*")}
     main()
@@ -125,8 +125,8 @@ def test_the_certificates_can_be_made_before_the_hub_starts(folder: Path) -> Non
     assert {path: path.read_bytes() for path in folder.glob("*/*")} == before
 
 
-def issued(made: x509.Certificate, authority: Path) -> bool:
-    return certificate(authority).subject == made.issuer
+def issued(child: x509.Certificate, authority: Path) -> bool:
+    return certificate(authority).subject == child.issuer
 
 
 def test_certificates_are_renewed_before_they_run_out(folder: Path) -> None:

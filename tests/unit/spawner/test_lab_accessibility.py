@@ -51,7 +51,7 @@ async def wrong(page: Page, *places: str) -> list[str]:
         await expect(page.locator(place).first).to_be_visible()
     if not await page.evaluate("'axe' in window"):
         await page.evaluate(AXE)
-    return [f"{places}: {one}" for one in readable(await page.evaluate(FIND, [EVERY, [*places]]))]
+    return [f"{places}: {problem}" for problem in readable(await page.evaluate(FIND, [EVERY, [*places]]))]
 
 
 async def wrong_while_it_runs(page: Page) -> list[str]:
@@ -80,7 +80,9 @@ async def wrong_while_it_runs(page: Page) -> list[str]:
     await expect(page.locator("#carme-use")).to_contain_text("12 % used")
     found += await wrong(page, "#carme-use")
     await page.evaluate(FAULT)
-    assert any("image-alt" in one for one in await wrong(page, "#carme-use")), "what is wrong is found"
+    assert any("image-alt" in problem for problem in await wrong(page, "#carme-use")), (
+        "what is wrong is found"
+    )
     await page.evaluate("document.querySelector('#fault').remove()")
     return found
 
@@ -112,8 +114,8 @@ async def test_axe_finds_nothing_in_carmes_parts_of_jupyterlab(front: Front, pag
         await has_loaded(page)
         is_light = "true" if theme == "light" else "false"
         await expect(page.locator("body")).to_have_attribute("data-jp-theme-light", is_light)
-        found += [f"{theme}: {one}" for one in await wrong_while_it_runs(page)]
+        found += [f"{theme}: {problem}" for problem in await wrong_while_it_runs(page)]
         # For the next load: after the end no request leaves the page.
         assert await page.evaluate(CHOOSE_DARK, BASE) == 204
-        found += [f"{theme}: {one}" for one in await wrong_at_the_end(page, front)]
+        found += [f"{theme}: {problem}" for problem in await wrong_at_the_end(page, front)]
     assert not found, "\n".join(found)

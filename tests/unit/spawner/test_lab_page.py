@@ -132,11 +132,11 @@ class Front:
                     send = sink.send_bytes if message.type is aiohttp.WSMsgType.BINARY else sink.send_str  # type: ignore[attr-defined]
                     await send(message.data)
 
-            ways = [asyncio.ensure_future(pass_on(*pair)) for pair in ((here, there), (there, here))]  # type: ignore[arg-type]
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+            directions = [asyncio.ensure_future(pass_on(*pair)) for pair in ((here, there), (there, here))]  # type: ignore[arg-type]
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+            for direction in directions:
+                direction.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
             self.sockets.discard(here)
             await here.close()
             return here

@@ -106,11 +106,18 @@ def test_each_example_of_the_images_has_german_words() -> None:
     images = Path(__file__).resolve().parents[3] / "containers/images/examples"
     english, german = home.examples(images), home.examples(images, "de")
     assert len(english) == len([*images.glob("*.ipynb")]) > 0
-    for one, other in zip(english, german, strict=True):
+    for text, translation in zip(english, german, strict=True):
         # A title may be the same word: checkpoints are Checkpoints.
-        assert one["description"] != other["description"], one["name"]
+        assert text["description"] != translation["description"], text["name"]
     assert (
-        len([one for one, other in zip(english, german, strict=True) if one["title"] == other["title"]]) < 3
+        len(
+            [
+                text
+                for text, translation in zip(english, german, strict=True)
+                if text["title"] == translation["title"]
+            ]
+        )
+        < 3
     )
 
 
@@ -121,11 +128,11 @@ def test_an_app_that_accepts_nothing_hangs_nobody(tmp_path: Path) -> None:
         app.bind(str(path))
         assert not listens(path)
         app.listen(0)
-        for _one in range(3):
-            one = waiting.enter_context(socket.socket(socket.AF_UNIX))
-            one.setblocking(False)
+        for _attempt in range(3):
+            waiting_socket = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            waiting_socket.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                one.connect(str(path))
+                waiting_socket.connect(str(path))
         assert listens(path)
     assert not listens(path)
 

@@ -28,7 +28,7 @@ def compiled(folder: Path, place: Path) -> dict[str, Path]:
         return {}
     program = runpy.run_path(str(folder / "native/compile.py"))
     found = {}
-    for inside in program["WAYS"]:
+    for inside in program["BUILD_OPTIONS"]:
         name = Path(inside).name
         try:
             if program["build"](inside, place / name):

@@ -80,11 +80,11 @@ def test_files_are_requested_before_they_are_wanted(
     monkeypatch.setattr(native, "_PATIENCE", 0)
     target = tmp_path / "target"
     target.mkdir()
-    one, other = os.open(cold, os.O_RDONLY), os.open(target, os.O_RDONLY)
+    original, copied = os.open(cold, os.O_RDONLY), os.open(target, os.O_RDONLY)
     there: list[tuple[int, bool]] = []
     try:
         compiled = library_for(Options())
-        with compiled.entries(one) as read:
+        with compiled.entries(original) as read:
             entries = read(FILES + 1)
         names = [name for _, name in entries]
 
@@ -96,10 +96,10 @@ def test_files_are_requested_before_they_are_wanted(
                     time.sleep(0.01)
                 there.append((done, found))
 
-        assert not len(compiled.copy(one, other, entries, None, True, report))
+        assert not len(compiled.copy(original, copied, entries, None, True, report))
     finally:
-        os.close(one)
-        os.close(other)
+        os.close(original)
+        os.close(copied)
     assert len(there) > 10  # the busier the machine, the more files are reported at once
     # The kernel may forget what nobody has used yet; and nobody else has it read.
     assert sum(found for _, found in there) > len(there) * 3 // 4, there

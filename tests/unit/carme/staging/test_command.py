@@ -46,8 +46,8 @@ def program(tmp_path_factory: pytest.TempPathFactory, compiled: None) -> Path:
     native = runpy.run_path(str(SOURCE.parent / "native/compile.py"))
     output = tmp_path_factory.mktemp("program") / "carme"
     # Not static: some distributions have that form of the C library in a package of its own.
-    ways = [way for way in native["WAYS"][native["PROGRAM"]] if way != "-static"]
-    command = ["cc", *native["FLAGS"], "-Werror", *ways, "-o", str(output)]
+    options = [option for option in native["BUILD_OPTIONS"][native["PROGRAM"]] if option != "-static"]
+    command = ["cc", *native["FLAGS"], "-Werror", *options, "-o", str(output)]
     subprocess.run(command, check=True, cwd=SOURCE.parent / "native")
     return output
 
@@ -120,7 +120,7 @@ def mode_of_a_folder(source: Path, _target: Path) -> None:
     (source / "d2").chmod(0o700)
 
 
-def way(source: Path, _target: Path) -> None:
+def block_target(source: Path, _target: Path) -> None:
     (source / "way").unlink()
     (source / "way").symlink_to("d0/f1")
 
@@ -140,7 +140,7 @@ def unfinished(_source: Path, target: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *(renewed, longer, added, folder_added, mode, mode_of_a_folder, way, lost, copy_spoilt),
+        *(renewed, longer, added, folder_added, mode, mode_of_a_folder, block_target, lost, copy_spoilt),
         unfinished,
     ],
 )

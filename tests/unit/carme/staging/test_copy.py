@@ -51,8 +51,8 @@ def every_kind(top: Path) -> None:
     (top / "dangling").symlink_to("/nowhere/at all")
     (top / "round").symlink_to(".")
     os.mkfifo(top / "fifo", 0o640)
-    with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(top):
-        one.bind("socket")
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(top):
+        listener.bind("socket")
     (top / "locked").mkdir(mode=0o700)
     (top / "locked/file").write_text("y")
     (top / "locked/file").chmod(0o4711)
@@ -137,7 +137,7 @@ def test_sparse_files_stay_sparse(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("verify", "hash"),
-    [("none", "blake2b"), *((way, each) for way in ("read", "device") for each in ALGORITHMS)],
+    [("none", "blake2b"), *((read_from, each) for read_from in ("read", "device") for each in ALGORITHMS)],
 )
 def test_large_files_in_parts(tmp_path: Path, verify: str, hash: str) -> None:
     if hash != "blake2b":
@@ -450,10 +450,10 @@ def build(top: bytes, tree: dict[bytes, object]) -> None:
 @given(first=TREES, second=TREES)
 def test_any_tree_becomes_any_other(first: dict[bytes, object], second: dict[bytes, object]) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        one, two, target = (Path(folder) / name for name in ("one", "two", "target"))
-        build(os.fsencode(one), first)
-        build(os.fsencode(two), second)
-        assert copy(str(one), str(target)).ok
-        assert walk(target) == walk(one)
-        assert sync(str(two), str(target)).ok
-        assert walk(target) == walk(two)
+        original, replaced, target = (Path(folder) / name for name in ("one", "two", "target"))
+        build(os.fsencode(original), first)
+        build(os.fsencode(replaced), second)
+        assert copy(str(original), str(target)).ok
+        assert walk(target) == walk(original)
+        assert sync(str(replaced), str(target)).ok
+        assert walk(target) == walk(replaced)

@@ -259,9 +259,9 @@ def test_a_file_that_never_stops_changing(memory: Path) -> None:
     stop = threading.Event()
 
     def scribble() -> None:
-        with open(source / "busy", "r+b") as one, open(source / "busy large", "r+b") as two:
+        with open(source / "busy", "r+b") as small, open(source / "busy large", "r+b") as large:
             while not stop.is_set():
-                for file in (one, two):
+                for file in (small, large):
                     file.seek(0)
                     file.write(os.urandom(64))
                     file.flush()

@@ -44,14 +44,19 @@ def test_small_files_are_known_by_their_digests(tmp_path: Path, unlike: None, ve
     loaded = native.library()
     assert loaded
     hashing = Native.make(loaded, Options(verify=verify), AttributeCopier(True), 1)  # type: ignore[arg-type]
-    one, other = os.open(source / "d0", os.O_RDONLY), os.open(target, os.O_RDONLY)
+    original, copied = os.open(source / "d0", os.O_RDONLY), os.open(target, os.O_RDONLY)
     try:
         left = hashing.copy(
-            one, other, Entries.files(sorted(os.listdir(one))), None, True, lambda files, size: None
+            original,
+            copied,
+            Entries.files(sorted(os.listdir(original))),
+            None,
+            True,
+            lambda files, size: None,
         )
     finally:
-        os.close(one)
-        os.close(other)
+        os.close(original)
+        os.close(copied)
     # Nothing stays that was not verified.
     assert (len(left), len(os.listdir(target))) == ((5, 0) if verify == "read" else (0, 5))
 

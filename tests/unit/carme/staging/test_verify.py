@@ -92,9 +92,13 @@ def test_every_difference_is_reported(pair: tuple[Path, Path]) -> None:
 
 
 def test_what_cannot_be_compared(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    for one, other in ((pair[0], tmp_path / "no"), (tmp_path / "no", pair[0]), (pair[0], pair[1] / "large")):
+    for source, target in (
+        (pair[0], tmp_path / "no"),
+        (tmp_path / "no", pair[0]),
+        (pair[0], pair[1] / "large"),
+    ):
         with pytest.raises(NotFound):
-            verify(str(one), str(other))
+            verify(str(source), str(target))
 
 
 squashfs = pytest.mark.skipif(not shutil.which("mksquashfs"), reason="squashfs-tools is not installed")
