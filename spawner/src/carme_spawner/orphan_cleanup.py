@@ -66,7 +66,7 @@ class OrphanCleanup:
             session = spawner.known_session()
             if session is not None and session.state is SessionState.SUSPENDED:
                 continue  # it cannot answer, and comes back by itself
-            if spawner.routed and spawner.ready and (spawner.heard < limit or not spawner.reachable):
+            if spawner.routed and spawner.ready and (spawner.last_contact < limit or not spawner.reachable):
                 yield spawner
 
     def strays(self) -> list[Session]:

@@ -92,7 +92,7 @@ class CarmeSpawner(SlurmSpawner):
     #: Whether the server answered when it was last looked for, None after a restart of the hub, as what the
     #: last one noted may not have arrived; and when it was last heard of (`time.monotonic`).
     reachable: bool | None = True
-    heard = 0.0
+    last_contact = 0.0
     idle = Instance(IdleWatch, ())
     #: What the broker was notified of the idleness; None if this hub has reported none.
     reported_idle: tuple[float | None, float | None] | None = None
@@ -410,7 +410,7 @@ class CarmeSpawner(SlurmSpawner):
         super().add_poll_callback(callback, *args, **kwargs)
         if not self.routed:
             self.routed = True
-            self.heard = monotonic()
+            self.last_contact = monotonic()
             self.save_state()
             self.note(server=ServerStatus.READY, marks=(Mark(step=Step.ROUTED, at=datetime.now(UTC)),))
         self.start_polling()
@@ -472,7 +472,7 @@ class CarmeSpawner(SlurmSpawner):
 
     def report_activity(self, report: Activity) -> None:
         """Take what the server does: it lives, and it is in use or not."""
-        self.heard = monotonic()
+        self.last_contact = monotonic()
         if self.routed and not self.reachable:
             self.found()
         if report.first_page is not None:
@@ -503,7 +503,7 @@ class CarmeSpawner(SlurmSpawner):
                 self.log.warning("%s does not answer: %s", self._log_name, error or type(error).__name__)
                 self.note(server=ServerStatus.UNREACHABLE)
         else:
-            self.heard = monotonic()
+            self.last_contact = monotonic()
             if self.routed and not self.reachable:
                 self.found()
 

@@ -4,7 +4,7 @@ import re
 import subprocess
 
 #: What begins a file that a role of Carme's has written.
-OURS = re.compile(r"^# Written by Ansible \(role \w+\)", re.MULTILINE)
+WRITTEN_BY_ANSIBLE = re.compile(r"^# Written by Ansible \(role \w+\)", re.MULTILINE)
 
 #: So many users a finding names.
 MOST = 20

@@ -4,7 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
-from precheck_findings import OURS, Problem, output
+from precheck_findings import WRITTEN_BY_ANSIBLE, Problem, output
 
 NGINX = "/etc/nginx/nginx.conf"
 #: Files of other programs that roles would write.
@@ -55,7 +55,7 @@ def other_sites(site_files, root=Path("/etc/nginx")):
             text = path.read_text(errors="replace")
         except OSError:
             continue
-        if OURS.search(text) or (path.name == "default" and str(path) not in site_files):
+        if WRITTEN_BY_ANSIBLE.search(text) or (path.name == "default" and str(path) not in site_files):
             continue  # the welcome page makes room
         found[path] = text
     return found
@@ -140,7 +140,7 @@ def belongs_to_site(path):
     """Whether somebody has changed a file since its package brought it, and it was not one of our roles."""
     if not path.exists():
         return False
-    if OURS.search(path.read_text(errors="replace")):
+    if WRITTEN_BY_ANSIBLE.search(path.read_text(errors="replace")):
         return False
     if path.name == Path(NGINX).name and any(
         _counted(each) == _counted(path) for each in path.parent.glob(f"{path.name}.*~")

@@ -5,7 +5,7 @@ import re
 import socket
 from pathlib import Path
 
-from precheck_findings import OURS, Problem, listed, output, version
+from precheck_findings import WRITTEN_BY_ANSIBLE, Problem, listed, output, version
 
 #: Settings of Slurm without which Carme does not work, with the words that they must hold.
 NEEDED = {
@@ -29,7 +29,7 @@ SLURMS_DAEMONS = ("slurmctld", "slurmdbd", "slurmd", "sackd")
 def own_configuration(wanted, configuration=Path("/etc/slurm/slurm.conf")):
     """A host on which the roles set up Slurm must not have a Slurm of the site's own, wherever that lies."""
     found = [path for path in wanted["site_files"] if path.startswith("/etc/slurm/")]
-    if not (configuration.exists() and OURS.search(configuration.read_text(errors="replace"))):
+    if not (configuration.exists() and WRITTEN_BY_ANSIBLE.search(configuration.read_text(errors="replace"))):
         states = {unit: output("systemctl", "is-active", unit, always=True) or "" for unit in SLURMS_DAEMONS}
         found += [f"{unit}, which runs here" for unit, state in states.items() if state.strip() == "active"]
     if found:

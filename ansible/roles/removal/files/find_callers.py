@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-OURS = "/usr/libexec/carme/"
-CALL = re.compile(rf"^(?![ \t]*#)(?!.*-x {OURS}).*{OURS}", re.MULTILINE)
+FOLDER = "/usr/libexec/carme/"
+CALL = re.compile(rf"^(?![ \t]*#)(?!.*-x {FOLDER}).*{FOLDER}", re.MULTILINE)
 #: As `scontrol show config` writes them, with a number where there are several.
 PROGRAM = re.compile(r"^((?:Task|Srun)?(?:Prolog|Epilog)(?:Slurmctld)?)(?:\[\d+\])?\s*=(.*)$", re.MULTILINE)
 CONFIGURATION = re.compile(r"^SLURM_CONF\s*=\s*(/\S+)", re.MULTILINE)
@@ -42,7 +42,7 @@ def programs(text):
 def calls(path):
     """Whether a file calls Carme's, or is a link to it."""
     real = os.path.realpath(str(path))
-    if real.startswith(OURS) or str(path).startswith(OURS):
+    if real.startswith(FOLDER) or str(path).startswith(FOLDER):
         return True
     try:
         return Path(real).is_file() and bool(CALL.search(Path(real).read_text(errors="replace")))

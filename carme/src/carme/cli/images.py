@@ -145,8 +145,8 @@ def _show_details(known: ImageDetails, as_json: bool) -> int:
 def _share(options: argparse.Namespace) -> int:
     with client() as portal:
         known = portal.images.get(options.name).share(options.project, folder=options.folder)
-    who = f"The members of {known.project}" if known.project else "Nobody but you"
-    return printed(options, known, f"{who} can use {known.reference} now.")
+    users = f"The members of {known.project}" if known.project else "Nobody but you"
+    return printed(options, known, f"{users} can use {known.reference} now.")
 
 
 def _delete(options: argparse.Namespace) -> int:

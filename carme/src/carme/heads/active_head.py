@@ -69,12 +69,12 @@ def _another_is_active(lease: Lease) -> int:
     with contextlib.suppress(CarmeError):
         holder = lease.read()
     if holder is None:
-        who = "No head was promoted yet"
+        holder_text = "No head was promoted yet"
     elif holder.is_alive:
-        who = f"{holder.name} is the active head (epoch {holder.epoch})"
+        holder_text = f"{holder.name} is the active head (epoch {holder.epoch})"
     else:
-        who = f"{holder.name} was the active head (epoch {holder.epoch}) and is no longer"
-    print(f"{who}. To make this one active: carme-head promote", file=sys.stderr)
+        holder_text = f"{holder.name} was the active head (epoch {holder.epoch}) and is no longer"
+    print(f"{holder_text}. To make this one active: carme-head promote", file=sys.stderr)
     return ANOTHER_IS_ACTIVE
 
 

@@ -236,14 +236,14 @@ def _amounts(lacks: Sequence[int]) -> str:
 
 
 def _describe_holders(user: str, holders: Mapping[int, str]) -> str:
-    mine = [str(job_id) for job_id, owner in sorted(holders.items()) if owner == user]
-    others = len(holders) - len(mine)
+    own_jobs = [str(job_id) for job_id, owner in sorted(holders.items()) if owner == user]
+    others = len(holders) - len(own_jobs)
     own = ""
-    if mine:
+    if own_jobs:
         own = (
-            _("your job {mine}", mine=mine[0])
-            if len(mine) == 1
-            else _("your jobs {mine}", mine=_list_names(mine))
+            _("your job {mine}", mine=own_jobs[0])
+            if len(own_jobs) == 1
+            else _("your jobs {mine}", mine=_list_names(own_jobs))
         )
     return _join_parts(
         own, plural("{count} job of others", "{count} jobs of others", others) if others else ""

@@ -138,11 +138,11 @@ def _busy_gpus(usage: Usage) -> list[Advice]:
     ]
 
 
-def _waited(who: str, share: float) -> str:
+def _waited(waiting: str, share: float) -> str:
     return _(
         "The {who} waited for data {share:.0f} % of the time, while all processors were busy preparing it. "
         "Ask for more processors, or prepare the data once.",
-        who=who,
+        who=waiting,
         share=100 * share,
     )
 
@@ -151,7 +151,7 @@ def _training(usage: Usage) -> list[Advice]:
     seen = usage.training
     if seen is None:
         return []
-    who, share = _("GPUs") if usage.gpus else _("ranks"), seen.data_wait or 0.0
+    waiting, share = _("GPUs") if usage.gpus else _("ranks"), seen.data_wait or 0.0
     if share > WAITS:
         busy = (efficiency(usage).get("cpu") or 0.0) > BUSY_CPU
         given = max((node.cpus or 0 for node in usage.nodes), default=0)
@@ -159,7 +159,7 @@ def _training(usage: Usage) -> list[Advice]:
             return [
                 Advice(
                     topic="loader",
-                    text=_waited(who, share),
+                    text=_waited(waiting, share),
                     change=f"--cpus {int(2 * given)}",
                 )
             ]
@@ -169,7 +169,7 @@ def _training(usage: Usage) -> list[Advice]:
                 text=_(
                     "The {who} waited for data {share:.0f} % of the time, and processors were free. Stage "
                     "the folder to the nodes, and give the loader more workers.",
-                    who=who,
+                    who=waiting,
                     share=100 * share,
                 ),
                 change=_(

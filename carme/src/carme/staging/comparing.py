@@ -169,9 +169,9 @@ class Comparer(Walker):
 
     def _digest(self, descriptor: int, size: int) -> str:
         digest, block, place = self.digest(), memoryview(self.buffers[0]), 0
-        while place < size and (got := os.preadv(descriptor, [block[: min(BLOCK, size - place)]], place)):
-            digest.update(block[:got])
-            place += got
+        while place < size and (length := os.preadv(descriptor, [block[: min(BLOCK, size - place)]], place)):
+            digest.update(block[:length])
+            place += length
         return digest.hexdigest()
 
     def _attributes(self, path: str, original: int, copy: int, *, times: bool) -> bool:
@@ -267,7 +267,7 @@ class _Run:
         self._result = Result(workers=workers, hash=name, engine=chosen(options.engine))
         self._queue = Queue()
         self._large: dict[str, int] = {}
-        self._heard = 0.0
+        self._reported_at = 0.0
 
     def result(
         self, source_folder: int, target_folder: int, rename: tuple[str, str] | None, seconds: bool
@@ -304,9 +304,9 @@ class _Run:
         return result
 
     def _progress(self) -> None:
-        if self._report and time.monotonic() - self._heard >= 0.5:
-            self._heard = time.monotonic()
-            self._report(Progress(self._result.counts, self._heard - self._begun))
+        if self._report and time.monotonic() - self._reported_at >= 0.5:
+            self._reported_at = time.monotonic()
+            self._report(Progress(self._result.counts, self._reported_at - self._begun))
 
     def _add(self, problem: Problem) -> None:
         if len(self._result.problems) < MOST_PROBLEMS:

@@ -297,11 +297,11 @@ class ContentCopier(Walker):
         block = memoryview(self.buffers[1])
         for place, finish in ranges:
             while place < finish:
-                got = os.preadv(descriptor, [block[: min(BLOCK, finish - place)]], place)
-                if not got:
+                size_read = os.preadv(descriptor, [block[: min(BLOCK, finish - place)]], place)
+                if not size_read:
                     break
-                digest.update(block[:got])
-                place += got
+                digest.update(block[:size_read])
+                place += size_read
         return digest
 
     def _equal(self, source: int, name: str, target: int, goal: str) -> bool:

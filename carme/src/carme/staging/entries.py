@@ -141,13 +141,13 @@ def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, in
 
 def fill(descriptor: int, block: bytearray, place: int) -> int:
     """Read as much as the block holds; how much there was."""
-    got = os.preadv(descriptor, [block], place)
-    while 0 < got < len(block):
-        more = os.preadv(descriptor, [memoryview(block)[got:]], place + got)
+    size_read = os.preadv(descriptor, [block], place)
+    while 0 < size_read < len(block):
+        more = os.preadv(descriptor, [memoryview(block)[size_read:]], place + size_read)
         if not more:
             break
-        got += more
-    return got
+        size_read += more
+    return size_read
 
 
 def write(descriptor: int, block: bytearray, place: int) -> None:

@@ -163,16 +163,16 @@ class ClusterCollector(Collector):
         gpus: Counter[tuple[str, str]] = Counter()
         waiting: Counter[str] = Counter()
         for job in jobs:
-            who = str(getattr(job, label))
+            holder = str(getattr(job, label))
             if job.state.phase is Phase.PENDING:
-                waiting[who] += 1
-                held.setdefault(who, [0.0] * 4)  # it has series while it waits, too
+                waiting[holder] += 1
+                held.setdefault(holder, [0.0] * 4)  # it has series while it waits, too
             elif job.state.phase is not Phase.OVER:
                 for place, amount in enumerate((job.gpus, job.cpus, job.memory_mb * MEBI, 1)):
-                    held[who][place] += amount
+                    held[holder][place] += amount
                 if job.gpus:
-                    gpus[who, job.gpu_type or "gpu"] += job.gpus
-        names = largest({who: tuple(amounts) for who, amounts in held.items()}, self._most)
+                    gpus[holder, job.gpu_type or "gpu"] += job.gpus
+        names = largest({holder: tuple(amounts) for holder, amounts in held.items()}, self._most)
         families = {
             name: GaugeMetricFamily(f"carme_{label}_{name}", text, labels=(label,))
             for name, text in {
@@ -183,15 +183,15 @@ class ClusterCollector(Collector):
             }.items()
         }
         sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
-        for who, (_, cpus, memory, running) in held.items():
-            for place, amount in enumerate((cpus, memory, running, waiting[who])):
-                sums[names[who]][place] += amount
-        for who, amounts in sums.items():
+        for holder, (_, cpus, memory, running) in held.items():
+            for place, amount in enumerate((cpus, memory, running, waiting[holder])):
+                sums[names[holder]][place] += amount
+        for holder, amounts in sums.items():
             for family, amount in zip(families.values(), amounts, strict=True):
-                family.add_metric((who,), amount)
+                family.add_metric((holder,), amount)
         by_type: Counter[tuple[str, str]] = Counter()
-        for (who, kind), count in gpus.items():
-            by_type[names[who], kind] += count
+        for (holder, kind), count in gpus.items():
+            by_type[names[holder], kind] += count
         yield from families.values()
         yield _counted(
             f"carme_{label}_gpus",

@@ -41,7 +41,7 @@ class RankProgress:
     Attributes:
         seconds: Since its first step.
         wait: Seconds by what was waited for: `data` (its loader), `ranks` (the others).
-        process, heard: Who reported it, and when (time.monotonic).
+        process, reported_at: Who reported it, and when (time.monotonic).
     """
 
     rank: int
@@ -52,7 +52,7 @@ class RankProgress:
     loss: float | None = None
     wait: dict[str, float] = field(default_factory=dict)
     process: int = 0
-    heard: float = 0.0
+    reported_at: float = 0.0
 
 
 class Training:
@@ -88,7 +88,7 @@ class Training:
         oldest = self._clock() - EXPIRES
         with self._lock:
             for job_id, ranks in list(self._known.items()):
-                for rank in [rank for rank, known in ranks.items() if known.heard < oldest]:
+                for rank in [rank for rank, known in ranks.items() if known.reported_at < oldest]:
                     del ranks[rank]
                 if not ranks:
                     del self._known[job_id]
@@ -127,7 +127,7 @@ class Training:
         job_id = self._job_of(process) if message else None
         if message is None or job_id is None:
             return
-        message.process, message.heard = process, self._clock()
+        message.process, message.reported_at = process, self._clock()
         with self._lock:
             ranks = self._known.get(job_id)
             if ranks is None:
@@ -138,7 +138,7 @@ class Training:
             if before is None and len(ranks) >= MOST_RANKS:
                 return
             # Two runs in one job: sums that jump to and fro would be read as enormous rates.
-            if before and before.process != process and message.heard - before.heard < SILENT:
+            if before and before.process != process and message.reported_at - before.reported_at < SILENT:
                 return
             ranks[message.rank] = message
 

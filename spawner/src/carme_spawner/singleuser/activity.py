@@ -61,7 +61,7 @@ class Processes:
     def __init__(self, top: int | None = None) -> None:
         self._top = top if top is not None else os.getppid()
         self._seconds: dict[tuple[int, float], float] = {}
-        self._looked = time.monotonic()
+        self._measured_at = time.monotonic()
         self.busy()
 
     def busy(self) -> bool | None:
@@ -83,8 +83,8 @@ class Processes:
                 launcher = launcher or any(word.endswith(LAUNCHERS) for word in process.cmdline()[:4])
         now = time.monotonic()
         spent = sum(max(0.0, value - self._seconds.get(key, 0.0)) for key, value in seconds.items())
-        share = spent / max(now - self._looked, 1e-3)
-        self._seconds, self._looked = seconds, now
+        share = spent / max(now - self._measured_at, 1e-3)
+        self._seconds, self._measured_at = seconds, now
         return launcher or share >= BUSY_SHARE
 
 

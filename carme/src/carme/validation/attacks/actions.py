@@ -113,15 +113,15 @@ def processes_of(user: str) -> Outcome:
 
 def arguments_with(user: str, texts: list[str]) -> Outcome:
     """Find secrets in command lines of a user's processes."""
-    uid, looked, found = pwd.getpwnam(user).pw_uid, 0, 0
+    uid, examined, found = pwd.getpwnam(user).pw_uid, 0, 0
     for folder in glob.glob("/proc/[0-9]*"):
         with contextlib.suppress(OSError):
             if os.stat(folder).st_uid == uid:
                 with open(f"{folder}/cmdline", "rb") as file:
                     line = file.read().decode(errors="replace")
-                looked += 1
+                examined += 1
                 found += any(text in line for text in texts)
-    return bool(found), f"{looked} command lines seen, {found} with a secret"
+    return bool(found), f"{examined} command lines seen, {found} with a secret"
 
 
 def send_signal(pid: int) -> Outcome:

@@ -103,16 +103,16 @@ add(
         s, s.victim, lambda job: s.victim_head.run("run", arguments=["scancel", str(job)], texts=[])
     ),
 )
-for whom in ("victim", "root"):
+for target in ("victim", "root"):
     add(
         AREA,
-        f"sbatch as {whom}",
-        f"submits a job as {'the victim' if whom == 'victim' else 'root'} with sbatch --uid",
-        lambda s, whom=whom: s.attacker_head.run(
+        f"sbatch as {target}",
+        f"submits a job as {'the victim' if target == 'victim' else 'root'} with sbatch --uid",
+        lambda s, target=target: s.attacker_head.run(
             "run",
             arguments=[
                 "sbatch",
-                f"--uid={s.victim.account.uid if whom == 'victim' else 0}",
+                f"--uid={s.victim.account.uid if target == 'victim' else 0}",
                 "--test-only",
                 "--chdir=/",
                 "--wrap=true",

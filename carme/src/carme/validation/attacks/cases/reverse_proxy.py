@@ -47,9 +47,9 @@ def try_confusing_paths(fixture: Fixture, owner: Player, server: Player, rest: s
     for spelling in CONFUSING:
         path = spelling.replace("ATTACKER", owner.name).replace("VICTIM", server.name).replace("REST", rest)
         headers = as_browser(owner, f"/jupyter/user/{owner.name}/") | as_browser(owner, owner.base)
-        got, message = via_proxy(fixture, path, headers=headers, text=text)
+        is_reached, message = via_proxy(fixture, path, headers=headers, text=text)
         statuses.add(message)
-        if got:
+        if is_reached:
             reached.append(spelling)
     return bool(reached), "reached by " + ", ".join(reached) if reached else ", ".join(sorted(statuses))
 
