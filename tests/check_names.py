@@ -6,7 +6,9 @@ functions, classes, arguments and variables count, where they are defined, and s
 are names themselves: keys, kinds, addresses, entries of `__all__`. In C, C++ and JavaScript all names
 outside of comments and texts count. EARLIER has what must stay.
 
-Words of WHOLE are refused where they are the whole name of a function or class of the product.
+Words of WHOLE are refused where they are the whole name of a function or class of the product. In the folders
+of CLEARED, words of VARIABLES are refused as the whole name of anything: a variable, parameter, attribute or
+keyword too.
 
 Words and phrases of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python,
 in pages of documentation, and in templates, scripts and configuration. There a program reports, prints,
@@ -63,6 +65,28 @@ WHOLE = {
     "one": "what it is: job, node, row",
     "other": "what it is: job, node, row",
 }
+
+#: What nothing is called, underscores apart, in the folders that have none of it left; tests are not in them.
+VARIABLES = {
+    **WHOLE,
+    **{word: INSTEAD[word] for word in ("asked", "kept", "led", "said", "told", "wishes")},
+    "heard": "reported_at, last_contact",
+    "it": "what it is: job, node, row",
+    "looked": "examined, measured_at",
+    "looks": "polls, samples",
+    "mine": "own, or what it is: own_jobs",
+    "others": "what they are: nodes, aliases, candidates",
+    "ours": "what they are: carme_jobs, copies",
+    "say": "log, report, write",
+    "theirs": "what they are: sources, current",
+    "thing": "what it is: value, resource",
+    "things": "what they are: values",
+    "way": "mode, channel, option, direction",
+    "ways": "modes, commands, options, directions",
+    "whom": "target, user",
+    "whose": "owner, labels",
+}
+CLEARED = ("ansible", "carme", "monitoring", "spawner")
 
 #: Earlier names that still work and warn, and what is in databases, journals and pickles: each with its
 #: files' ends.
@@ -206,6 +230,16 @@ def found_whole() -> list[str]:
     ]
 
 
+def found_variables() -> list[str]:
+    """Names of the folders of CLEARED that are a word of VARIABLES as a whole, likewise."""
+    return [
+        f"{file}:{line}: {name!r}. Write: {VARIABLES[name.strip('_').lower()]}."
+        for file in _listed(*(f"{folder}/*.py" for folder in CLEARED))
+        for name, line in definitions(ast.parse((ROOT / file).read_text()))
+        if name.strip("_").lower() in VARIABLES and "/migrations/" not in file
+    ]
+
+
 def words_of(name: str) -> set[str]:
     """The words of a name, and its pairs of words, whichever way it joins them."""
     words = [word.lower() for word in re.split(r"[_-]|(?<=[a-z0-9])(?=[A-Z])", name) if word]
@@ -257,9 +291,9 @@ def main() -> int:
             print("\n".join(f"  {place}" for place in places[word]))
         elif count < left:
             print(f"Only {count} names have the word {word!r} now: lower it in LEFT from {left}.")
-    if whole := found_whole():
+    if whole := sorted({*found_whole(), *found_variables()}):
         failed = True
-        print("Functions and classes with a name that says nothing:", *whole, sep="\n  ")
+        print("Names that say nothing:", *whole, sep="\n  ")
     if sentences_with := found_in_prose():
         failed = True
         print("Sentences with words of another meaning:", *sentences_with, sep="\n  ")

@@ -71,6 +71,20 @@ def test_a_function_or_class_says_what_it_does_or_is(
     assert [place.rpartition(". Write")[0] for place in found] == [f"a.py:4: {name.split()[-1]!r}"]
 
 
+@pytest.mark.parametrize("line", ["one = 1", "def f(made): ...", "self._ways = 1", "for _thing in x: ..."])
+def test_in_cleared_folders_a_variable_says_what_it_holds(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in (f"{check_names.CLEARED[0]}/a.py", "elsewhere/a.py"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text(f"{line}\nnode, others_of = 1, 2\n")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(check_names, "ROOT", tmp_path)
+    (found,) = check_names.found_variables()
+    assert found.startswith(f"{check_names.CLEARED[0]}/a.py:1: ")
+
+
 def test_what_may_stay_is_there() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=check_names.ROOT, check=True, capture_output=True, text=True

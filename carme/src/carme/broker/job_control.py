@@ -65,7 +65,7 @@ class JobControl:
         """Whether a job is over, or the whole array that it stands for."""
         if not whole:
             return job.is_over
-        return not any(other.is_active for other in self._context.watch.jobs() if other.array_id == job.id)
+        return not any(task.is_active for task in self._context.watch.jobs() if task.array_id == job.id)
 
     @handles(protocol.Extend)
     async def extend(self, peer: Peer, request: protocol.Extend) -> Extension:

@@ -66,10 +66,10 @@ def _commands(
             reported = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, command in dict(action.choices).items():
                 if name in reported:
-                    others = [
+                    aliases = [
                         each for each, same in action.choices.items() if same is command and each != name
                     ]
-                    yield [name, *others], command, reported[name]
+                    yield [name, *aliases], command, reported[name]
 
 
 def _synopsis(command_parser: argparse.ArgumentParser) -> list[str]:

@@ -76,27 +76,27 @@ class _Parser(argparse.ArgumentParser):
         own, rest = words, None
         if "--" in words:
             own, rest = words[: words.index("--")], words[words.index("--") + 1 :]
-        found, others = super().parse_known_args(own, namespace)
-        unknown = next((number for number, word in enumerate(others) if _is_option(word)), None)
+        found, remaining = super().parse_known_args(own, namespace)
+        unknown = next((number for number, word in enumerate(remaining) if _is_option(word)), None)
         if unknown is not None:
             named = [getattr(found, action.dest) for action in self._actions if not action.option_strings]
-            self._refuse(named, others, unknown, rest)
-        found.command = ["--", *rest] if rest is not None and not others else [*others, *(rest or ())]
+            self._refuse(named, remaining, unknown, rest)
+        found.command = ["--", *rest] if rest is not None and not remaining else [*remaining, *(rest or ())]
         return found, []
 
     def _refuse(
-        self, named: Sequence[str], others: Sequence[str], unknown: int, rest: Sequence[str] | None
+        self, named: Sequence[str], remaining: Sequence[str], unknown: int, rest: Sequence[str] | None
     ) -> None:
         import shlex
 
-        sentence = f"there is no option {others[unknown].partition('=')[0]}"
+        sentence = f"there is no option {remaining[unknown].partition('=')[0]}"
         if unknown:  # behind a script, or a command
-            line = shlex.join([*named, *others[:unknown], "--", *others[unknown:], *(rest or ())])
+            line = shlex.join([*named, *remaining[:unknown], "--", *remaining[unknown:], *(rest or ())])
             self.error(f"{sentence}. What the {self.program} is to get stands after --: {self.prog} {line}")
         from carme.wording import nearest
 
         known = (name for action in self._actions for name in action.option_strings if name != "-h")
-        self.error(f"{sentence}. {nearest(others[unknown], known)}")
+        self.error(f"{sentence}. {nearest(remaining[unknown], known)}")
 
 
 def take_program(parser: argparse.ArgumentParser, what: str) -> None:

@@ -136,14 +136,14 @@ def partition_refusal(
     access: Access,
     account: str | None,
     qos: str | None,
-    others: Iterable[Partition] = (),
+    alternatives: Iterable[Partition] = (),
 ) -> InvalidRequest | None:
     """Why a partition takes no job of a user with this account and quality of service; None: it does.
 
     Args:
         account: The one that pays; None: the user's default one.
         qos: The one that is requested; None: what follows from the account.
-        others: Partitions to advise instead, where one of them takes the job.
+        alternatives: Partitions to advise instead, where one of them takes the job.
     """
     account = account or access.default_account
     refusal = (
@@ -156,7 +156,7 @@ def partition_refusal(
     sentence, remedy, field = refusal
     better = [
         each.name
-        for each in others
+        for each in alternatives
         if each != partition and not each.hidden and partition_refusal(each, access, account, qos) is None
     ]
     if better and field == "partition":

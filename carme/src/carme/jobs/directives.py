@@ -66,7 +66,7 @@ def directives(text: str) -> Directives:
                 field="script",
             )
         try:
-            _unused, others = parser.parse_known_args(shlex.split(match[1], comments=True), found)
+            _unused, unread = parser.parse_known_args(shlex.split(match[1], comments=True), found)
             _combined(found)
         except (_Refused, ValueError, OverflowError, InvalidRequest) as error:
             why = error.message if isinstance(error, InvalidRequest) else f"{str(error).rstrip('.')}."
@@ -81,7 +81,7 @@ def directives(text: str) -> Directives:
                 field="script",
             ) from None
         # What is not UTF-8 can be named on no page.
-        words = [word.encode(errors="replace").decode() for word in others if word.startswith("-")]
+        words = [word.encode(errors="replace").decode() for word in unread if word.startswith("-")]
         ignored += [word.partition("=")[0] for word in words]
     requested = _combined(found)
     ignored = [word for word in dict.fromkeys(ignored) if word not in _NEEDLESS]

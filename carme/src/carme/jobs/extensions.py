@@ -209,16 +209,16 @@ def _claims(
     job: Job, jobs: list[Job], reservations: Iterable[Reservation], cluster: Cluster
 ) -> Iterable[_Claim]:
     present = {reservation.name for reservation in reservations}
-    for other in jobs:
+    for rival in jobs:
         # What runs within a reservation uses what the reservation claims already.
-        if other.id == job.id or other.reservation in present:
+        if rival.id == job.id or rival.reservation in present:
             continue
-        each = _per_node(other)
-        limit = timedelta(minutes=other.minutes_limit) if other.minutes_limit is not None else None
-        if other.is_running and other.started:
-            yield _Claim(other.started, other.ends, frozenset(expand(other.node_list)), *each, "")
-        elif other.is_pending and other.planned_start and other.planned_nodes:
-            start, nodes = other.planned_start, frozenset(expand(other.planned_nodes))
+        each = _per_node(rival)
+        limit = timedelta(minutes=rival.minutes_limit) if rival.minutes_limit is not None else None
+        if rival.is_running and rival.started:
+            yield _Claim(rival.started, rival.ends, frozenset(expand(rival.node_list)), *each, "")
+        elif rival.is_pending and rival.planned_start and rival.planned_nodes:
+            start, nodes = rival.planned_start, frozenset(expand(rival.planned_nodes))
             why = _("another job waits and is planned to start there then")
             yield _Claim(start, start + limit if limit is not None else None, nodes, *each, why)
     for reservation in reservations:

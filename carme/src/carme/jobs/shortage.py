@@ -237,7 +237,7 @@ def _amounts(lacks: Sequence[int]) -> str:
 
 def _describe_holders(user: str, holders: Mapping[int, str]) -> str:
     own_jobs = [str(job_id) for job_id, owner in sorted(holders.items()) if owner == user]
-    others = len(holders) - len(own_jobs)
+    foreign_jobs = len(holders) - len(own_jobs)
     own = ""
     if own_jobs:
         own = (
@@ -246,7 +246,7 @@ def _describe_holders(user: str, holders: Mapping[int, str]) -> str:
             else _("your jobs {mine}", mine=_list_names(own_jobs))
         )
     return _join_parts(
-        own, plural("{count} job of others", "{count} jobs of others", others) if others else ""
+        own, plural("{count} job of others", "{count} jobs of others", foreign_jobs) if foreign_jobs else ""
     )
 
 

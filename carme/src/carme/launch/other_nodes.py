@@ -39,12 +39,12 @@ def keep_other_agents(
     where = _announced(programs, first, f"{allocation.private}/fabric.json")
     if where is None:
         return
-    others = OtherAgents(programs, spec, allocation, joining(where))
+    agents = OtherAgents(programs, spec, allocation, joining(where))
     try:
         while not programs.has_ended(first):
             programs.wait_for_any(WATCH_SECONDS)
             # When the first agent ends, the others may hear of it before we do.
-            code = others.failed()
+            code = agents.failed()
             if code is not None and not programs.has_ended(first, GRACE_SECONDS):
                 programs.end(first)
                 raise LaunchError(
@@ -52,9 +52,9 @@ def keep_other_agents(
                     f"The agents on the other nodes ended with exit code {code}; the job was ended.",
                     "See the lines above; if there are none, start the job again.",
                 )
-            others.bring_back()
+            agents.bring_back()
     finally:
-        others.end()
+        agents.end()
 
 
 class OtherAgents:

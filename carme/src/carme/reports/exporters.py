@@ -188,14 +188,14 @@ class Exporters:
     def _bound(self, current: _Followed) -> None:
         """Forget the oldest samples of all jobs while they are too many, but not the last of this job."""
         while sum(known.size for known in self._followed.values()) > MOST_VALUES:
-            others = [
+            droppable = [
                 known
                 for known in self._followed.values()
                 if len(known.samples) > (1 if known is current else 0)
             ]
-            if not others:
+            if not droppable:
                 return
-            min(others, key=lambda known: known.samples[0].moment).drop()
+            min(droppable, key=lambda known: known.samples[0].moment).drop()
 
     async def _sample(self, job: Job, addresses: Mapping[str, str]) -> tuple[dict[_Key, float], str]:
         """What the exporters serve, or why none of them answers."""

@@ -115,7 +115,7 @@ def _prediction(report: Report) -> Iterator[Fact]:
 def _efficiency(report: Report) -> Iterator[Fact]:
     """Shares of what the job had that it used, compared with the user's other jobs like it."""
     peers = report.peers
-    for name, title, other in (
+    for name, title, similar in (
         ("gpu", _("GPUs"), peers.gpu_busy),
         ("cpu", _("Processors"), peers.cpu),
         ("memory", _("Memory"), peers.memory),
@@ -123,12 +123,12 @@ def _efficiency(report: Report) -> Iterator[Fact]:
         if name in report.efficiency:
             share = report.efficiency[name]
             words = _("{share:.0f} % used", share=100 * share)
-            if other is not None:
+            if similar is not None:
                 words = _(
                     "{used} (your {count} similar jobs: {other:.0f} %)",
                     used=words,
                     count=peers.jobs,
-                    other=100 * other,
+                    other=100 * similar,
                 )
             yield Fact(title, words, share)
 

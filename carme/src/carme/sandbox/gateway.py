@@ -357,18 +357,18 @@ class SandboxSlurm(Accounting, Reservations):
 
     def _free_gpus(self, node: Node, order: Order, at: datetime) -> list[int] | None:
         """The GPUs that a job would get of a node; None: the node has no room for it."""
-        others = self._entries_on(node.name, at)
+        present = self._entries_on(node.name, at)
         request = order.request
         total = sum(node.gpus.values())
-        taken = {number for entry in others for number in entry.places[node.name]}
+        taken = {number for entry in present for number in entry.places[node.name]}
         free = [number for number in range(total) if number not in taken][: request.gpus_per_node]
         fits = (
             node.available
             and len(free) == request.gpus_per_node
-            and sum(each.order.share.cpus for each in others) + order.share.cpus <= node.cpus
-            and sum(each.order.share.memory_mb for each in others) + order.share.memory_mb <= node.memory_mb
-            and not (order.constraint and (others or order.constraint not in node.features))
-            and not any(each.order.constraint for each in others)
+            and sum(each.order.share.cpus for each in present) + order.share.cpus <= node.cpus
+            and sum(each.order.share.memory_mb for each in present) + order.share.memory_mb <= node.memory_mb
+            and not (order.constraint and (present or order.constraint not in node.features))
+            and not any(each.order.constraint for each in present)
         )
         return free if fits else None
 
@@ -393,11 +393,11 @@ class SandboxSlurm(Accounting, Reservations):
         """Start a job, or the first of the tasks that it stands for; whether others are left."""
         left, running = False, entry
         if entry.job.tasks:
-            first, *others = arrays.numbers(entry.job.tasks)
+            first, *later = arrays.numbers(entry.job.tasks)
             assert entry.job.array_id is not None
-            left = bool(others)
+            left = bool(later)
             if left:
-                rest = arrays.limited(arrays.listed(others), entry.job.tasks)
+                rest = arrays.limited(arrays.listed(later), entry.job.tasks)
                 task = entry.job.model_copy(update={"id": self._next, "task": first, "tasks": ""})
                 self._next += 1
                 running = _Entry(task, entry.order, entry.owner)

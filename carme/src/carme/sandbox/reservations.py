@@ -114,10 +114,10 @@ class Reservations:
         known = {node.name for node in (await self.cluster()).nodes}
         if not set(wanted.node_names) <= known or wanted.end <= wanted.start:
             raise refusal("scontrol", "Requested node configuration is not available")
-        others = [each for each in self._reserved.values() if each.name != wanted.name]
+        reserved = [each for each in self._reserved.values() if each.name != wanted.name]
         if not wanted.maintenance and any(
             each.overlaps(wanted.start, wanted.end) and set(each.node_names) & set(wanted.node_names)
-            for each in others
+            for each in reserved
         ):
             raise refusal("scontrol", "Requested nodes are busy: it overlaps with another reservation")
         self._reserved[wanted.name] = wanted

@@ -148,9 +148,9 @@ class Counts:
         self.bytes_copied = bytes_copied
         self.bytes_unchanged = bytes_unchanged
 
-    def add(self, other: Counts) -> None:
+    def add(self, counts: Counts) -> None:
         """Add what another one counted."""
-        for name, value in vars(other).items():
+        for name, value in vars(counts).items():
             if value:
                 setattr(self, name, getattr(self, name) + value)
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-__all__ = ["MOST", "OTHERS", "Bounded", "largest"]
+__all__ = ["MOST", "REMAINDER", "Bounded", "largest"]
 
 MOST = 200  # values of a label that grows with users, accounts or the site's configuration
-OTHERS = "(others)"
+REMAINDER = "(others)"
 
 
 class Bounded:
@@ -20,10 +20,10 @@ class Bounded:
         if name in self._known or len(self._known) < self._most:
             self._known.add(name)
             return name
-        return OTHERS
+        return REMAINDER
 
 
 def largest(sizes: Mapping[str, tuple[float, ...]], most: int = MOST) -> dict[str, str]:
     """The label's value for each name: the `most` largest keep theirs. For gauges, made anew each time."""
     ordered = sorted(sizes, key=lambda name: (sizes[name], name), reverse=True)
-    return {name: name if place < most else OTHERS for place, name in enumerate(ordered)}
+    return {name: name if place < most else REMAINDER for place, name in enumerate(ordered)}

@@ -141,8 +141,8 @@ class NodeCollector(Collector):
             if not reading.lost:
                 # What has ended since the library listed it is nobody's any more.
                 nobody = [pid for pid, number in jobs.items() if number is None]
-                others = sum(number is not None and number != job_id for number in jobs.values())
-                families.foreign.add_metric(place, others + sum(map(self._cgroups.is_there, nobody)))
+                foreign = sum(number is not None and number != job_id for number in jobs.values())
+                families.foreign.add_metric(place, foreign + sum(map(self._cgroups.is_there, nobody)))
             for process in _largest(reading.processes):
                 if (owner := jobs[process.pid]) is not None:
                     labels = (*_job_labels(owner, users, allocations), *place, str(process.pid))

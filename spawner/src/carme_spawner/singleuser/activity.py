@@ -98,7 +98,7 @@ class Activity:
 
     server: Any
     gpus: Gpus = field(default_factory=Gpus)
-    others: Processes = field(default_factory=Processes)
+    processes: Processes = field(default_factory=Processes)
     last: dict[str, float | None] = field(default_factory=dict)
     #: Whether anything was busy since the last report.
     busy: bool = False
@@ -115,7 +115,7 @@ class Activity:
         active = [now if k.execution_state == "busy" else k.last_activity.timestamp() for k in kernels]
         self._note("kernels", max(active, default=None))
         self._note("terminals", self._terminals())
-        for name, state in (("gpus", self.gpus.busy()), ("ranks", self.others.busy())):
+        for name, state in (("gpus", self.gpus.busy()), ("ranks", self.processes.busy())):
             if state is None:
                 self.last[name] = None
             elif state or self.last[name] is None:
