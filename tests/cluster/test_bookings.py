@@ -77,7 +77,7 @@ def test_a_booking_is_its_owners_made_again_when_lost_and_given_back(demo: DemoS
         refused = demo.carme(
             "submit", "--reservation", name, "--time", "5m", "--", "hostname", user="user2", check=False
         )
-        assert refused.returncode == 1 and "not among those who may use this booking" in refused.stderr
+        assert refused.returncode == 1 and "You may not use this booking" in refused.stderr
 
         # A session starts in it by itself.
         page = owner.fetch(f"{owner.url}bookings/{name}/")

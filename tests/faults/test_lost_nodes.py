@@ -190,7 +190,7 @@ def test_a_session_goes_on_without_a_node_and_says_so(demo: DemoSite) -> None:
                 wait_until(
                     "the page says it",
                     lambda: (
-                        "Its node n2 is lost; the session goes on without."
+                        "The session lost its node n2 and continues without it."
                         in visitor.wait(name, "ready", timeout=HANG).text
                     ),
                     timeout=HANG,

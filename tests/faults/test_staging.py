@@ -138,7 +138,7 @@ def test_data_that_does_not_fit(demo: DemoSite, source: str) -> None:
         job_id = _submit(demo, "--stage", SOURCE, "--", "hostname")
         wait_until("the job is over", lambda: not _active(demo, job_id), timeout=HANG)
         log = demo.carme("logs", str(job_id)).stdout
-        assert "There is no room for" in log and "stage less, or to scratch" in log
+        assert "There is not enough space for" in log and "stage less, or stage to scratch" in log
         (job,) = [job for job in demo.carme_json("jobs", "--all-states") if job["id"] == job_id]
         assert "data" in Job.model_validate(job).explanation
         wait_until("nothing is left", lambda: not demo.run("n1", "ls", JOBS).stdout.strip())

@@ -69,7 +69,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "Slurm does not let you use this quality of service.",
     ),
     "bookings#book": (
-        "The booking costs {cost} GPU-hours; of the {most} that you may book in {days} you have {left} left.",
+        "The booking costs {cost} GPU-hours, but you have only {left} left of the {most} "
+        "that you may book in {days}.",
         "A booking lasts at most {longest_minutes}, not {minutes}.",
         "A booking must be made at least {notice} before it begins.",
         "A booking can begin at most {days} ahead.",
@@ -78,12 +79,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "No node with {gpus} of type {gpu_type} is free for the whole time, {when}.",
     ),
     "bookings#for-a-project": (
-        "The booking costs {cost} GPU-hours; of the {most} that the project {project!r} may book in {days} "
-        "it has {left} left.",
+        "The booking costs {cost} GPU-hours, but the project {project!r} has only {left} "
+        "left of the {most} that it may book in {days}.",
         "The project {project!r} has {count} booking in partition {partition!r} that is not over; {allowed}.",
     ),
     "bookings#use-it": (
-        "You are not among those who may use this booking.",
+        "You may not use this booking.",
         "There is no such booking (any more), or it is not for this partition.",
         "The job waits for its booking and starts when the booking begins{detail}; to start now, choose no "
         "booking.",
@@ -94,10 +95,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "{part!r} names the target {target!r}; there are: {targets}.",
         "This site has no scratch for staging.",
         "This site has no BeeOND for staging.",
-        "There is no room for {wanted} in {folder}: {free} are free for you, and the copies that are there "
-        "are in use.",
+        "There is not enough space for {wanted} in {folder}: you have {free} free, and the "
+        "copies there are in use.",
         "{wanted} are more than copies may take here ({limit}).",
-        "The data of the {what} could not be brought to {where}; its log says why, then {again}.",
+        "The data of the {what} could not be copied to {where}; check its log for the reason, then {again}.",
     ),
     "data#what-you-can-rely-on": ("{source} cannot be copied: {path}: {reason}{more}.",),
     "data#datasets": ("There is no dataset {name!r}; there are: {names}.",),
@@ -106,14 +107,14 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "There is no image {name!r}; there are: {names}.",
         "The image {image} is missing on {where}; choose another one, or ask an administrator to distribute "
         "it.",
-        "The image {image} is not what it was when it was built, or you may not read it; choose another one, "
-        "or build it again and {again}.",
+        "The image {image} has changed since it was built, or you may not read it; choose "
+        "another one, or build it again and {again}.",
     ),
     "files#your-quota": (
         "Your quota is used up, so {name!r} does not fit.",
         "{path} is full ({words}): nothing can be written there, {what}.",
-        "Your home directory cannot be written on {where}; see that it is yours and has space left, or tell "
-        "an administrator that it is not mounted there.",
+        "Your home directory is not writable on {where}; check that it is yours and has "
+        "space left, or tell an administrator that it is not mounted there.",
     ),
 }
 _SECTION = {template: section for section, templates in SECTIONS.items() for template in templates}

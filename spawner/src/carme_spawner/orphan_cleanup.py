@@ -19,8 +19,8 @@ SILENCE = 90.0
 #: Seconds for which a session may be unknown to the hub; a start is known when the broker has answered.
 STRAY = 60.0
 _UNKNOWN = _(
-    "The hub did not know this session any more and could not lead anybody to it, so its job was ended; "
-    "start it again, and tell an administrator if that happens often."
+    "The hub had lost its record of this session, so nobody could reach it and its job "
+    "was ended; start it again, and tell an administrator if that happens often."
 )
 #: Seconds between two rounds, and servers that are looked for at the same time.
 ROUND, AT_ONCE = 10.0, 32

@@ -59,7 +59,7 @@ async def test_a_node_is_drained_with_its_reason_and_resumed(portal: Any) -> Non
     ("name", "reason", "sentence"),
     [
         ("n77", "x", "no node 'n77'. Choose from: n1"),
-        ("n1", "", "for a reason"),
+        ("n1", "", "needs a reason"),
         ("n1", "x State=DOWN", "without '='"),
         ("n1", "x\u202ey", "one line"),
         ("n1 State=DOWN", "x", "letters, digits"),

@@ -222,7 +222,7 @@ def test_a_conflict_names_the_nearest_free_times() -> None:
         == "No node with 4 GPUs of type a100 is free for the whole time, Fri 20 Nov, 15:00 to 17:00."
     )
     assert error.remedy == (
-        "Free are: Fri 20 Nov, 13:10 to 15:10, Fri 20 Nov, 17:00 to 19:00 and Fri 20 Nov, 18:00 to 20:00."
+        "Free times: Fri 20 Nov, 13:10 to 15:10, Fri 20 Nov, 17:00 to 19:00 and Fri 20 Nov, 18:00 to 20:00."
     )
     assert error.field == "start"
 

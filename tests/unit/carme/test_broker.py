@@ -231,8 +231,8 @@ async def test_system_accounts_have_no_jobs(site: Any, order: JobRequest) -> Non
     ("changes", "words"),
     [
         ({"uid": 0}, "system account"),
-        ({"uid": 65534}, "stands for no person"),
-        ({"uid": 61200}, "stands for no person"),
+        ({"uid": 65534}, "belongs to no person"),
+        ({"uid": 61200}, "belongs to no person"),
         ({"shell": "/usr/sbin/nologin"}, "closed"),
         ({"shell": "/bin/false"}, "closed"),
     ],

@@ -243,7 +243,7 @@ async def test_a_session_that_has_lost_a_node_says_so(site: Any, published: str)
         batch = await site.client.events(batch.cursor, wait=30)
     session = await site.client.session("s1", user="ada")
     assert session.state is SessionState.READY
-    assert session.sentence.startswith("Its node n2 is lost; the session goes on without.")
+    assert session.sentence.startswith("The session lost its node n2 and continues without it.")
 
 
 async def test_a_failed_session_reports_the_end_of_its_log(site: Any, order: JobRequest) -> None:
@@ -435,7 +435,7 @@ async def test_a_waiting_session_that_slurm_lost_is_submitted_again_once(
         sessions += [session for session in batch.sessions if session.name == "s1"]
     assert {session.state for session in sessions} == {SessionState.QUEUED}
     assert (sessions[-1].job_id, sessions[-1].lost_jobs) == (105, (lost,))
-    assert "was submitted again" in sessions[-1].sentence
+    assert "Carme submitted it again" in sessions[-1].sentence
     await shown(site)
     first, second = site.slurm.calls("sbatch")
     assert first["uid"] == second["uid"]

@@ -170,7 +170,7 @@ async def test_the_job_follows_its_data_and_says_how_far_it_is(
 
     await until(reported)
     text = (await site.client.job(job_id)).explanation
-    assert text.startswith("The data of the job is being staged in (imagenet: 45 %, 1.2 GiB/s, 12.0 s left)")
+    assert text.startswith("The job's data is being staged in (imagenet: 45 %, 1.2 GiB/s, 12.0 s left)")
     feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
 
     async def preferred() -> bool:

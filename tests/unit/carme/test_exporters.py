@@ -275,7 +275,7 @@ async def test_the_broker_reports_so_and_advises_about_what_it_saw_enough_of(
     assert (report.source, report.monitored) == ("exporters", True)
     assert report.usage is not None and report.curves and report.advice == []
     shown = as_text(report)
-    assert re.search(r"^Seen for +\d+ s, as long as somebody looks", shown, re.MULTILINE)
+    assert re.search(r"^Seen for +\d+ s, while somebody watches", shown, re.MULTILINE)
     assert shown.endswith("Advice: not yet, too little of the run was seen.")
     assert "Not yet: too little of the run was seen." in as_html(report)
     idle = GpuUse(node=NODE, gpu="0", busy=0.0, active=0.0)

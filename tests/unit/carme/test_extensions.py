@@ -80,7 +80,7 @@ def test_nothing_in_the_way() -> None:
 
 
 def test_the_policy() -> None:
-    assert "nobody may extend" in str(refused(5, policy=SessionSettings(extend=False)))
+    assert "does not let users extend" in str(refused(5, policy=SessionSettings(extend=False)))
     error = refused(60, policy=SessionSettings(default_minutes=60, maximum_minutes=100))
     assert f"by at most 40 minutes, until {at(70)}" in error.message
     assert "a session in partition gpu lasts at most 1 hour 40 minutes" in error.message

@@ -55,7 +55,7 @@ def job(state: JobState, kind: str = "session", **values: Any) -> Job:
             {"state": JobState.OUT_OF_MEMORY},
             False,
             Ending.OUT_OF_MEMORY,
-            ["more than the 2048 MiB that it may have"],
+            ["more than its limit of 2048 MiB"],
         ),
         (
             {"state": JobState.OUT_OF_MEMORY, "peak_memory_mb": 60},

@@ -285,7 +285,7 @@ async def test_a_booking_is_for_its_users(sandbox: Sandbox) -> None:
     await sandbox.client.reserve(spec, user="ada")
     mine = await sandbox.submit("true", reservation=spec.name)
     await sandbox.until(mine, JobState.COMPLETED)
-    with pytest.raises(SlurmError, match="You are not among those who may use this booking"):
+    with pytest.raises(SlurmError, match="You may not use this booking"):
         await sandbox.submit("true", "ben", reservation=spec.name)
     others = await sandbox.submit("true", "ben")
     job = await sandbox.until(others, JobState.PENDING)

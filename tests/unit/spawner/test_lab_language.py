@@ -43,7 +43,7 @@ REFUSALS = {
     ),
     "en": (
         "The booking has begun",
-        "Say for how many minutes",
+        "Give the number of minutes",
         "at most 527040 more minutes",
         "This image has no example 'none'.",
         '<html lang="en">',

@@ -155,7 +155,7 @@ def test_what_was_given_back_is_credited(browser: Browser, alice: User, broker: 
     Booking.objects.filter(pk=made.pk).update(ended=made.start + timedelta(minutes=30))  # 2 of 16 GPU-hours
     assert book(browser).status_code == 302
     answer = book(browser, hour=15, length="30m")
-    assert "costs 2 GPU-hours; of the 10" in answer.content.decode()
+    assert "costs 2 GPU-hours, but you have only" in answer.content.decode()
     assert "you have 0 left" in answer.content.decode()
 
 

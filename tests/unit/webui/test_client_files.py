@@ -195,7 +195,7 @@ def test_commands_of_files_projects_and_administration(
     assert seen("presets", "save", "small", "--image", "torch", "--time", "30")["options"]["minutes"] == 30
     assert seen("notices", "choose", "job-over", "--page", "yes", "--mail", "no")["page"]
     assert seen("projects", "list") == [] and seen("projects", "invitations") == []
-    assert main(["projects", "accept", "vision"]) == 1 and "Nobody asks you" in capsys.readouterr().err
+    assert main(["projects", "accept", "vision"]) == 1 and "You have no invitation" in capsys.readouterr().err
     assert main(["admin", "users"]) == 1
     User.objects.filter(username="alice").update(is_staff=True)
     assert seen("admin", "users")[0]["name"] == "alice"

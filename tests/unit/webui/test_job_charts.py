@@ -176,7 +176,7 @@ def test_without_prometheus_the_curves_come_from_the_exporter(
     assert values["Training: loss"] == [2.1]
     # Speeds need a second look.
     assert values["Processors"] == [None]
-    assert "as long as somebody looks" in part and 'hx-get="/jobs/7/use/"' in part
+    assert "while somebody watches" in part and 'hx-get="/jobs/7/use/"' in part
     # There is no advice on most of a run that nobody has seen.
     assert "Not yet: too little of the run was seen." in part and "This looks good" not in part
 

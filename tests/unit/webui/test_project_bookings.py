@@ -52,7 +52,7 @@ RULES = {
     "horizon_days": (1, "at most 1 day ahead"),
     "at_a_time": (1, "1 booking in partition"),
     "share_percent": (40, "At most"),
-    "gpu_hours": (11, "costs 8 GPU-hours; of the 11 that"),
+    "gpu_hours": (11, "costs 8 GPU-hours, but"),
     "approval_gpu_hours": (7, ""),
 }
 

@@ -139,16 +139,16 @@ def _check_budget(proposed: BookingRequest, policy: BookingSettings, standing: S
     days = number(policy.budget_days, "day")
     if proposed.project:
         message = _(
-            "The booking costs {cost} GPU-hours; of the {most} that the project {project!r} may book in "
-            "{days} it has {left} left.",
+            "The booking costs {cost} GPU-hours, but the project {project!r} has only {left} "
+            "left of the {most} that it may book in {days}.",
             project=proposed.project,
             days=days,
             **costs,
         )
     else:
         message = _(
-            "The booking costs {cost} GPU-hours; of the {most} that you may book in {days} you have "
-            "{left} left.",
+            "The booking costs {cost} GPU-hours, but you have only {left} left of the {most} "
+            "that you may book in {days}.",
             days=days,
             **costs,
         )
@@ -256,7 +256,7 @@ def choose_nodes(
     slots = board.nearest(need, proposed.start, earliest, latest, STEP)
     if slots:
         remedy = _(
-            "Free are: {slots}.", slots=listing(span_text(slot, slot + need.length, zone) for slot in slots)
+            "Free times: {slots}.", slots=listing(span_text(slot, slot + need.length, zone) for slot in slots)
         )
     else:
         remedy = _(

@@ -78,7 +78,9 @@ class Administration:
                 )
             if request.drain and not request.reason:
                 raise InvalidRequest(
-                    _("A node is drained for a reason."), _("Say it, so that others know."), field="reason"
+                    _("Draining a node needs a reason."),
+                    _("Give one, so that others know it."),
+                    field="reason",
                 )
             if request.drain:
                 await context.slurm.drain_node(request.name, request.reason)

@@ -189,7 +189,7 @@ def _check_time(end: datetime, what: str) -> None:
 
 def _lost_error(name: str) -> SlurmError:
     return SlurmError(
-        _("Slurm has made the reservation {name} and lost it again.", name=name),
-        _("It is made anew in a moment."),
+        _("Slurm created the reservation {name} but then lost it.", name=name),
+        _("Carme creates it again in a moment."),
         code="slurm-away",
     )

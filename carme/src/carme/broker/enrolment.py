@@ -51,6 +51,6 @@ async def _unit(what: str, name: str, failure: str, remedy: str) -> None:
         reason = done.errors.strip()[:200] or "no reason given"
         raise CarmeError(
             _("{failure}: {reason}.", failure=failure, reason=reason),
-            _("{remedy}; journalctl -u {unit} says more.", remedy=remedy, unit=unit),
+            _("{remedy}. 'journalctl -u {unit}' has the details.", remedy=remedy, unit=unit),
             code=what,
         )

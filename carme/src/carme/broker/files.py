@@ -118,7 +118,7 @@ class JobFiles:
                     path=str(path),
                     maximum_bytes=scripts.MAXIMUM_BYTES,
                 ),
-                _("Name a script; a program is started by a command."),
+                _("Name a script. To start a program, give a command."),
                 field="script_path",
             )
         return Script(path=str(path), text=from_bytes(found.data))
@@ -140,7 +140,7 @@ class JobFiles:
                     return request
         raise NotFound(
             _("Carme has no record of how job {job_id} was submitted.", job_id=job_id),
-            _("It is known of batch jobs that Carme started, as long as their folder is there."),
+            _("Carme has such a record of the batch jobs that it started, as long as their folder exists."),
         )
 
     async def log_tail(self, job: Job) -> str:
@@ -200,7 +200,7 @@ class JobFiles:
                     path=path,
                     errors=done.errors.strip()[:200] or "the reader failed",
                 ),
-                _("See that the file is yours and that your home directory can be reached."),
+                _("Check that the file is yours and that your home directory can be reached."),
                 code="log",
             )
         return FilePart(int(size), int(start), part)

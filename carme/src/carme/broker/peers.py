@@ -91,8 +91,8 @@ def require_person(account: UnixAccount, settings: Settings) -> None:
     if account.uid < settings.broker.minimum_uid:
         raise Denied(
             _(
-                "The account {account_name} is a system account (its number is below {minimum_uid}) and "
-                "may have no jobs.",
+                "The account {account_name} is a system account (its number is below {minimum_uid}) "
+                "and may not run jobs.",
                 account_name=account.name,
                 minimum_uid=settings.broker.minimum_uid,
             ),
@@ -101,7 +101,7 @@ def require_person(account: UnixAccount, settings: Settings) -> None:
     if account.uid in _NOBODY or account.uid in _PASSING:
         raise Denied(
             _(
-                "The account {account_name} (number {uid}) stands for no person and may have no jobs.",
+                "The account {account_name} (number {uid}) belongs to no person, so it may not run jobs.",
                 account_name=account.name,
                 uid=account.uid,
             ),
@@ -110,7 +110,7 @@ def require_person(account: UnixAccount, settings: Settings) -> None:
     if account.shell.rpartition("/")[2] in _CLOSED_SHELLS:
         raise Denied(
             _(
-                "The account {account_name} is closed: its shell is {shell}, so it may have no jobs.",
+                "The account {account_name} is closed: its shell is {shell}, so it may not run jobs.",
                 account_name=account.name,
                 shell=account.shell,
             ),
@@ -123,7 +123,7 @@ async def owner_of_job(peer: Peer, user: str | None, settings: Settings) -> Unix
     account = await acting_for(peer, user, settings)
     if account is None:
         raise InvalidRequest(
-            _("{account_name} may have no jobs of its own.", account_name=peer.account.name),
+            _("{account_name} may not run jobs of its own.", account_name=peer.account.name),
             _("Name the user that the job is for."),
             field="user",
         )

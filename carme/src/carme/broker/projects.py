@@ -51,8 +51,8 @@ class Projects:
             saved = (await self._slurm.project_accounts()).get(grant.account)
         if saved is None:
             raise SlurmError(
-                _("Slurm has made the account {account} and lost it again.", account=grant.account),
-                _("It is made anew in a moment."),
+                _("Slurm created the account {account} but then lost it.", account=grant.account),
+                _("Carme creates it again in a moment."),
                 code="slurm-away",
             )
         return saved

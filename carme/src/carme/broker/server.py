@@ -118,7 +118,7 @@ class Server:
         except TimeoutError:
             error = InvalidRequest(
                 _("No request arrived within {line_seconds:g} seconds.", line_seconds=self._line_seconds),
-                _("Connect again to ask."),
+                _("Connect again, then send the request."),
             )
         await self._send(writer, protocol.Answer(error=protocol.Failure.of(error)))
         return b""
@@ -137,7 +137,7 @@ class Server:
             _log.exception("A request of %s failed.", peer.account.name)
             error = CarmeError(
                 _("The broker failed at this request."),
-                _("Tell an administrator; its journal says more."),
+                _("Tell an administrator; its journal has the details."),
                 "internal",
             )
             return protocol.Answer(error=protocol.Failure.of(error))

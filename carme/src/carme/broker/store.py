@@ -134,7 +134,7 @@ class Store:
         except (sqlite3.Error, OSError) as error:
             raise CarmeError(
                 _("{file} cannot be opened: {error}.", file=self._file, error=error),
-                _("See that its folder can be written and the disk is not full; move a damaged file away."),
+                _("Check that its folder is writable and the disk is not full; move a damaged file away."),
                 code="state",
             ) from None
         return Stored(

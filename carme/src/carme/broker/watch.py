@@ -253,7 +253,7 @@ class Watch:
             _log.exception("A poll of Slurm failed.")
             self._failure = SlurmError(
                 _("What Slurm answered could not be read."),
-                _("Tell an administrator; the broker's journal says more."),
+                _("Tell an administrator; the broker's journal has the details."),
             )
         await self._feed.notify()
         await self._book.save()

@@ -403,7 +403,7 @@ def _invitation(portal: Client, name: str) -> InvitationOut:
     for invitation in portal.projects.invitations():
         if invitation.project == name:
             return invitation
-    raise NotFound(_("Nobody asks you to join {name!r}.", name=name), _("See: carme projects invitations"))
+    raise NotFound(_("You have no invitation to {name!r}.", name=name), _("See: carme projects invitations"))
 
 
 def _accept(options: argparse.Namespace) -> int:

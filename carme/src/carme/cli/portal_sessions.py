@@ -124,7 +124,7 @@ def address(name: str, app: str) -> str:
     if not urls:
         raise InvalidRequest(
             _("The session {name} is not ready: {label}.", name=name, label=found.label.lower()),
-            _("See how it stands with: carme session show {name}", name=name),
+            _("Check its state with: carme session show {name}", name=name),
             field="name",
         )
     if app not in urls:

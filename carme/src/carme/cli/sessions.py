@@ -182,7 +182,7 @@ def _address(name: str, app: str) -> str:
                 name=session.name,
                 label=session.label.lower(),
             ),
-            _("See how it stands with: carme session show {name}", name=session.name),
+            _("Check its state with: carme session show {name}", name=session.name),
             field="name",
         )
     # As JupyterHub quotes names; notebooks and nginx know them by no other.

@@ -73,7 +73,7 @@ def folder_of(job: Job, name: str) -> Path:
                 job_id=job.id,
                 state=job.state.lower(),
             ),
-            _("See how it stands with: carme session show {name}", name=name),
+            _("Check its state with: carme session show {name}", name=name),
         )
     return job_folder(UnixAccount.numbered(os.getuid()), job.key)
 

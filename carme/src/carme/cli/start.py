@@ -279,7 +279,8 @@ def _remote_template(options: argparse.Namespace, given: list[str]) -> list[str]
     if given[0] != "--":
         raise InvalidRequest(
             _(
-                "From this computer --template starts what lies on the cluster, and {given!r} lies here.",
+                "From this computer, --template starts only files of the cluster, but {given!r} is "
+                "on this computer.",
                 given=given[0],
             ),
             _(

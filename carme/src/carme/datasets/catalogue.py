@@ -182,7 +182,7 @@ class Datasets:
                 _("{file} cannot be written: {why}.", file=file, why=error.strerror),
                 _("Only administrators change the site's catalogue; leave out --site for your own.")
                 if dataset.site
-                else _("See that your home directory has space left."),
+                else _("Check that your home directory has space left."),
             ) from None
 
 

@@ -72,7 +72,7 @@ def unpack(archive: str, into: str = "") -> str:
                 into=into,
                 why=error.strerror or error,
             ),
-            _("See that there is room, and that you may write there."),
+            _("Check that there is enough space and that you may write there."),
         ) from None
     return into
 

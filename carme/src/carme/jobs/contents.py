@@ -18,7 +18,7 @@ __all__ = [
     *("is_text", "shown", "to_bytes", "typed", "wire"),
 ]
 
-_NEITHER = _("must be text, or {'base64': ...} with the bytes of what is none")
+_NEITHER = _("must be text, or {'base64': ...} for bytes that are not text")
 
 #: For contents that are not UTF-8: each byte is a letter, so that what is shown can be taken back.
 PAGE_ENCODING = "latin-1"

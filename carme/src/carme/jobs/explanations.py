@@ -134,22 +134,21 @@ PENDING_REASONS: dict[str, str] = {
         "never start, so cancel it and ask an administrator which one you may use."
     ),
     "AssociationJobLimit": noop(
-        "Your account has as many jobs as it may{detail}; it starts when other "
-        "jobs under that limit end, so end one that you no longer need."
+        "Your account has reached its limit on jobs{detail}; the job starts when other jobs "
+        "under that limit end, so end one that you no longer need."
     ),
     "AssociationResourceLimit": noop(
-        "Your account uses as much as it may{detail}; it starts when "
-        "other jobs under that limit end, so end one that you no longer "
-        "need."
+        "Your account has reached its limit on resources{detail}; the job starts when other "
+        "jobs under that limit end, so end one that you no longer need."
     ),
     "AssociationTimeLimit": noop("Your account has used up its time{detail}; ask an administrator for more."),
     "QOSJobLimit": noop(
-        "The quality of service has as many jobs as it may{detail}; it starts when "
+        "The quality of service has reached its limit on jobs{detail}; the job starts when "
         "other jobs under that limit end, so end one that you no longer need."
     ),
     "QOSResourceLimit": noop(
-        "The quality of service uses as much as it may{detail}; it starts when "
-        "other jobs under that limit end, so end one that you no longer need."
+        "The quality of service has reached its limit on resources{detail}; the job starts "
+        "when other jobs under that limit end, so end one that you no longer need."
     ),
     "QOSTimeLimit": noop(
         "The quality of service has used up its time{detail}; ask an administrator for more."
@@ -159,14 +158,15 @@ PENDING_REASONS: dict[str, str] = {
         "choose another quality of service."
     ),
     "JobArrayTaskLimit": noop(
-        "As many tasks of the job array run as may run at a time{detail}; it starts when one of them ends."
+        "The job array already runs as many tasks as it may at a time{detail}; the next one "
+        "starts when one of them ends."
     ),
     "SchedDefer": noop("The scheduler looks at this job in its next round{detail}; this takes a moment."),
     "BurstBufferResources": noop(
         "The job waits for space in the burst buffer{detail}; it starts when there is enough."
     ),
     "BurstBufferStageIn": noop(
-        "The data of the job is being staged in{detail}; it starts when they are there."
+        "The job's data is being staged in{detail}; the job starts when all of it is there."
     ),
     "FedJobLock": noop(
         "Another cluster of the federation is deciding where the job runs{detail}; this takes a moment."

@@ -129,7 +129,7 @@ def _end(job: Job, policy: SessionSettings) -> tuple[datetime, int]:
     if not policy.extend:
         raise _refused(
             _(
-                "In partition {partition} nobody may extend their {what}s.",
+                "Partition {partition} does not let users extend a {what}.",
                 partition=job.partition,
                 what=what,
             ),

@@ -160,8 +160,8 @@ _SENTENCES = {
     ),
     Ending.PREEMPTED: noop("Slurm ended the {what} in favour of {other}; {again} and it waits for its turn."),
     Ending.HOME_NOT_WRITABLE: noop(
-        "Your home directory cannot be written on {where}; see that it is yours and has space left, or tell "
-        "an administrator that it is not mounted there."
+        "Your home directory is not writable on {where}; check that it is yours and has "
+        "space left, or tell an administrator that it is not mounted there."
     ),
     Ending.LOST: noop(
         "Slurm has no record of the {what} any more, so Carme does not know how it ended; check its log, "
@@ -187,7 +187,7 @@ _OF_SESSIONS = {
 }
 _OF_JOBS = {
     Ending.STOPPED: noop("You stopped this job."),
-    Ending.FINISHED: noop("The job ended without an error; its log holds what it wrote."),
+    Ending.FINISHED: noop("The job ended without an error; its log has its output."),
 }
 
 
@@ -269,11 +269,11 @@ _EXITS: dict[int, str] = {
         "The {what}'s working directory cannot be entered on {where}; choose another one and {again}."
     ),
     Exit.NOT_STAGED: noop(
-        "The data of the {what} could not be brought to {where}; its log says why, then {again}."
+        "The data of the {what} could not be copied to {where}; check its log for the reason, then {again}."
     ),
     Exit.IMAGE_CHANGED: noop(
-        "The image {image} is not what it was when it was built, or you may not read it; choose another one, "
-        "or build it again and {again}."
+        "The image {image} has changed since it was built, or you may not read it; choose "
+        "another one, or build it again and {again}."
     ),
     Exit.FAILED: noop("The {what} could not be launched on {where}; its log says why, then {again}."),
 }
@@ -298,7 +298,7 @@ def _memory(job: JobRecord) -> str:
     most = _(each, limit=limit)
     peak = job.peak_memory_mb
     if peak is None:
-        return _(": it used more than the {most} that it may have", most=most)
+        return _(": it used more than its limit of {most}", most=most)
     if peak < limit * _NEAR_THE_LIMIT:
         return _(
             ": it went past its limit of {most} faster than Slurm measures, which last saw {peak} MiB",

@@ -58,7 +58,7 @@ def check_start(name: str, start: bytes) -> None:
                 name=name,
                 program=program,
             ),
-            _("Take it away with: sed -i '1s/^\\xEF\\xBB\\xBF//' {quoted}", quoted=quoted),
+            _("Remove it with: sed -i '1s/^\\xEF\\xBB\\xBF//' {quoted}", quoted=quoted),
             field="script",
         )
     if b"\r\n" in start:
@@ -123,6 +123,6 @@ def check_text(text: str) -> None:
     if "\0" in text:
         raise InvalidRequest(
             _("The script holds a NUL character, so it is not text."),
-            _("Name a script; a program is started by a command."),
+            _("Name a script. To start a program, give a command."),
             field="script",
         )

@@ -208,8 +208,8 @@ def _memory(job: Job, usage: Usage) -> list[Advice]:
             Advice(
                 topic="memory",
                 text=_(
-                    "At most {used:.1f} of {limit:.1f} GiB were used on a node. What is held and not used "
-                    "keeps others waiting, and yourself: smaller jobs start sooner.",
+                    "The job used at most {used:.1f} of {limit:.1f} GiB on a node. Unused memory keeps "
+                    "others, and you, waiting: smaller jobs start sooner.",
                     used=used / GIB,
                     limit=limit / GIB,
                 ),
@@ -245,7 +245,9 @@ def _cpus(job: Job, usage: Usage) -> list[Advice]:
         Advice(
             topic="cpu",
             text=_(
-                "On average {used:.1f} of {given} worked.", used=used, given=number(int(given), "processor")
+                "On average {used:.1f} of {given} were busy.",
+                used=used,
+                given=number(int(given), "processor"),
             ),
             change=f"--cpus {wanted}",
         )

@@ -65,10 +65,10 @@ def facts(report: Report) -> list[Fact]:
     if usage is None:
         return [*found, Fact(_("Used"), _why_unknown(report))]
     if report.trouble:
-        words = _("as the accounting has it, without curves. {trouble}", trouble=report.trouble)
+        words = _("from the accounting, without curves. {trouble}", trouble=report.trouble)
         found.append(Fact(_("Used"), words))
     if report.source == "exporters":
-        words = _("{time}, as long as somebody looks: this site keeps no metrics", time=span(usage.seconds))
+        words = _("{time}, while somebody watches: this site stores no metrics", time=span(usage.seconds))
         found.append(Fact(_("Seen for"), words))
     found += [*_efficiency(report), *_gpus(usage), *_nodes(usage)]
     if usage.training:
@@ -254,7 +254,7 @@ def _explain_no_advice(report: Report) -> str:
     """Why there is no advice."""
     if not report.seen_enough:
         return _("Advice: not yet, too little of the run was seen.")
-    return _("Advice: none; that looks well.") if report.usage else _("Advice: none.")
+    return _("Advice: none; the job used its resources well.") if report.usage else _("Advice: none.")
 
 
 def _in_text(fact: Fact) -> str:
@@ -274,7 +274,7 @@ def _details(report: Report) -> str:
         for each in report.advice
     )
     none = (
-        (_("None; that looks well.") if report.usage else _("None."))
+        (_("None; the job used its resources well.") if report.usage else _("None."))
         if report.seen_enough
         else _("Not yet: too little of the run was seen.")
     )

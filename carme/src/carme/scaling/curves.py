@@ -105,12 +105,12 @@ class Curve(_Read):
                     batch=self.batch,
                     nodes=nodes * each,
                 ),
-                _("Choose fewer nodes or GPUs, or take the probe's result out."),
+                _("Choose fewer nodes or GPUs, or remove the probe's result."),
                 field=_FIELD,
             )
         raise InvalidRequest(
             _("The probe's result has no prediction for {what}.", what=what),
-            _("Choose another number, or take the probe's result out."),
+            _("Choose another number, or remove the probe's result."),
             field=_FIELD,
         )
 

@@ -33,7 +33,7 @@ RESOLUTION = timedelta(seconds=1)  # of Slurm's times
 
 _NAME = re.compile(r"session-([A-Za-z0-9][A-Za-z0-9_.-]{0,55})")
 _STEPS = list(Step)
-_RESUBMITTED = _("Slurm had lost the session when it was restarted, so it was submitted again.")
+_RESUBMITTED = _("Slurm lost the session when it was restarted, so Carme submitted it again.")
 
 
 class Facts(WithMessages):
@@ -282,10 +282,12 @@ def _missing(facts: Facts, silent: Collection[str]) -> str:
     if not gone:
         return ""
     return plural(
-        "Its node {nodes} is lost; the session goes on without. Training under 'carme-run --max-restarts' "
-        "goes on over the other nodes, any other must be started again. For all nodes start a new session.",
-        "Its nodes {nodes} are lost; the session goes on without. Training under 'carme-run --max-restarts' "
-        "goes on over the other nodes, any other must be started again. For all nodes start a new session.",
+        "The session lost its node {nodes} and continues without it. Training under "
+        "'carme-run --max-restarts' continues on the other nodes; start any other run again. "
+        "To use all nodes, start a new session.",
+        "The session lost its nodes {nodes} and continues without them. Training under "
+        "'carme-run --max-restarts' continues on the other nodes; start any other run again. "
+        "To use all nodes, start a new session.",
         len(gone),
         nodes=", ".join(gone),
     )

@@ -61,7 +61,7 @@ async def start_in_folder(
     if done.code == submission.NO_FOLDER:
         raise SlurmError(
             _("The job's folder cannot be made: {errors}.", errors=done.errors.strip()[:300]),
-            _("See that your home directory exists, is writable and has space left."),
+            _("Check that your home directory exists, is writable and has space left."),
             code="home",
         )
     return done

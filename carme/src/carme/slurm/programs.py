@@ -82,7 +82,7 @@ def _forbidden(program: str, account: UnixAccount, error: OSError) -> SlurmError
             account_name=account.name,
             why=error.strerror,
         ),
-        _("Run the broker as root, and see that every account may execute that program."),
+        _("Run the broker as root, and check that every account may execute that program."),
     )
 
 

@@ -28,7 +28,7 @@ _REFUSALS: list[tuple[str, str | None, str, str]] = [
     (
         r"Access denied to requested reservation",
         "reservation",
-        _("You are not among those who may use this booking."),
+        _("You may not use this booking."),
         _("Choose one of your own bookings, or none."),
     ),
     (

@@ -176,7 +176,7 @@ class Cache:
                     wanted=size(wanted),
                     limit=size(self.limit),
                 ),
-                _("Stage less, or to scratch."),
+                _("Stage less, or stage to scratch."),
                 field="stage",
             )
         entries = [each for each in self.known() if each.key != keep]
@@ -188,13 +188,13 @@ class Cache:
                 taken -= entry.size
         raise CarmeError(
             _(
-                "There is no room for {wanted} in {folder}: {free} are free for you, and the copies "
-                "that are there are in use.",
+                "There is not enough space for {wanted} in {folder}: you have {free} free, and the "
+                "copies there are in use.",
                 wanted=size(wanted),
                 folder=tree.shown(self.folder),
                 free=size(free(self.folder)),
             ),
-            _("Wait until other jobs have ended, or stage less, or to scratch."),
+            _("Wait until other jobs have ended, stage less, or stage to scratch."),
             field="stage",
         )
 
@@ -276,7 +276,7 @@ class Cache:
                     reason=first.reason,
                     more=more,
                 ),
-                _("See to that, then start again; what is copied is not copied again."),
+                _("Fix that, then start again; files that are already copied are skipped."),
                 field="stage",
             )
         about = {"source": source, "version": version, "bytes": wanted, "made": time.time()}

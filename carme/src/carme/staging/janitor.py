@@ -332,12 +332,12 @@ def ask(*words: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CarmeError(
             _("{program} cannot be queried: {error}.", program=words[0], error=error),
-            _("See that Slurm runs."),
+            _("Check that Slurm is running."),
         ) from None
     if done.returncode:
         raise CarmeError(
             _("{program} failed: {why}.", program=words[0], why=done.stderr.strip()[:200]),
-            _("See that Slurm runs."),
+            _("Check that Slurm is running."),
         )
     return done.stdout
 

@@ -43,7 +43,10 @@ def explained_errors(folder: Path) -> Iterator[None]:
         why = "there is no space left" if "full" in why else why
         raise CarmeError(
             _("{folder} cannot be written: {why}.", folder=shown(str(folder)), why=why),
-            _("Make room or get permission there, then run the same command again; what is copied stays."),
+            _(
+                "Free some space or get permission there, then run the same command again; files "
+                "that are already copied stay."
+            ),
         ) from None
 
 

@@ -54,7 +54,7 @@ def chosen(engine: str) -> str:
                 "The compiled part of copying was not built for this host ({machine}).",
                 machine=os.uname().machine,
             ),
-            _("Have a C compiler when Carme is installed, or use the engine auto."),
+            _("Install a C compiler and then Carme again, or use the engine auto."),
             field="engine",
         )
     return "native" if there and engine != "python" else "python"

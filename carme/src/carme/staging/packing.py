@@ -51,8 +51,11 @@ def pack_image(
         result, verified = _verified(source, writing, image, options, notify, workers)
         if not result.ok:
             raise CarmeError(
-                _("The image is not like the folder; the differences are above."),
-                _("If the folder was being changed, wait until it is not, then run the same command again."),
+                _("The image differs from the folder; the differences are listed above."),
+                _(
+                    "If somebody changes the folder at the moment, wait until that is over, then run the "
+                    "same command again."
+                ),
             )
         about = {
             "name": os.path.basename(image),
@@ -71,7 +74,7 @@ def pack_image(
     except OSError as error:
         raise CarmeError(
             _("The image could not be written: {why}.", why=tree.reason(error)),
-            _("See to that, then run it again."),
+            _("Fix that, then run it again."),
         ) from None
     finally:
         with contextlib.suppress(OSError):
@@ -127,7 +130,7 @@ def _make(program: str, source: str, writing: str, compression: str, workers: in
         last = tree.shown(message[-1] if message else "nothing")
         raise CarmeError(
             _("The image could not be made: mksquashfs reported: {last}.", last=last),
-            _("See to that, then run the same command again."),
+            _("Fix that, then run the same command again."),
         )
 
 
@@ -151,7 +154,7 @@ def check_image(image: str, *, notify: Callable[[Any], None] | None) -> Result:
     except FileNotFoundError as error:
         raise NotFound(
             _("There is no file {file}.", file=tree.shown(error.filename)),
-            _("Name an image that carme data pack has made, or a source and its copy."),
+            _("Name an image that carme data pack created, or a source and its copy."),
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = tree.reason(error) if isinstance(error, OSError) else "it is not what carme data pack writes"

@@ -79,7 +79,7 @@ class Spread:
             if status.st_uid != os.geteuid() or not self.folder.is_dir() or self.folder.is_symlink():
                 raise CarmeError(
                     _("{folder} is not a folder of yours.", folder=shown(str(self.folder))),
-                    _("Look what it is, and remove it before you copy."),
+                    _("Check what it is, and remove it before you copy."),
                 )
             before = _read(self.folder / "plan.json")
             #: The job of a run before this one, which may still be at work; None: there is none.
@@ -255,7 +255,7 @@ def _dsync(source: str, destination: str) -> None:
     if code:
         raise CarmeError(
             _("dsync failed with exit code {code}.", code=code),
-            _("See above why. Where nodes do not have it (mpiFileUtils), copy without --dsync."),
+            _("The reason is above. If the nodes do not have dsync (mpiFileUtils), copy without --dsync."),
         )
 
 
@@ -364,5 +364,8 @@ def _explained_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise CarmeError(
             _("{folder} cannot be used: {why}.", folder=shown(str(folder)), why=tree.reason(error)),
-            _("Make room or get permission there, then run the same command again; what is copied stays."),
+            _(
+                "Free some space or get permission there, then run the same command again; files "
+                "that are already copied stay."
+            ),
         ) from None

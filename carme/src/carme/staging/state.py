@@ -42,7 +42,7 @@ class State:
         if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
             raise CarmeError(
                 _("{folder} is not a folder of yours.", folder=shown(folder)),
-                _("Look what it is, and remove it before you copy."),
+                _("Check what it is, and remove it before you copy."),
             )
         #: The lock, held until it is closed, also by workers that have it from us.
         self.lock = self._take()

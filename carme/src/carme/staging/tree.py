@@ -234,5 +234,5 @@ def write_out(descriptor: int) -> None:
         error = OSError(ctypes.get_errno(), "")
         raise CarmeError(
             _("The destination could not be written to its device: {why}.", why=reason(error)),
-            _("Look at the device, then copy again with the contents compared."),
+            _("Check the device, then copy again and compare the contents."),
         )

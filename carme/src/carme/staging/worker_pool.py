@@ -100,7 +100,7 @@ class WorkerPool:
         if report.stop:
             raise CarmeError(
                 _("The copy had to stop: {why}.", why=report.stop),
-                _("See to that, then run the same command again; what is copied is not copied again."),
+                _("Fix that, then run the same command again; files that are already copied are skipped."),
             )
 
     @contextlib.contextmanager

@@ -85,7 +85,9 @@ class LoginsHandler(JupyterHandler):
             await self.connections.close_those_signed_out()
         except web.HTTPError as error:
             self.log.warning("The hub does not report who is still signed in: %s", error)
-            raise web.HTTPError(503, "The hub does not answer just now. Try again in a minute.") from None
+            raise web.HTTPError(
+                503, "The hub does not answer at the moment. Try again in a minute."
+            ) from None
         self.set_status(204)
         self.finish()
 

@@ -43,7 +43,7 @@ class ExtendHandler(APIHandler):
         except (ValueError, KeyError, TypeError):
             minutes = None
         if type(minutes) is not int or minutes < 1:
-            return self._refuse(400, message("Say for how many minutes, a whole number from 1 on."))
+            return self._refuse(400, message("Give the number of minutes, a whole number of at least 1."))
         if minutes > MAXIMUM_MINUTES:
             return self._refuse(
                 400, message("A session gets at most {most} more minutes at once.", most=MAXIMUM_MINUTES)
@@ -53,7 +53,7 @@ class ExtendHandler(APIHandler):
         except Refused as error:
             self._refuse(400, str(error))
         except Unanswered:
-            self._refuse(503, message("The hub does not answer just now. Try again in a minute."))
+            self._refuse(503, message("The hub does not answer at the moment. Try again in a minute."))
 
     def _refuse(self, status: int, sentence: str) -> None:
         self.set_status(status)

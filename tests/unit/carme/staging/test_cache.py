@@ -394,6 +394,9 @@ except CarmeError as error:
     done = subprocess.run(
         arguments, env=os.environ | environment, cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert "There is no room for 200.0 KiB in" in done.stdout and "100.0 KiB are free for you" in done.stdout
+    assert (
+        "There is not enough space for 200.0 KiB in" in done.stdout
+        and "you have 100.0 KiB free" in done.stdout
+    )
     # Nothing was copied until it was too late.
     assert not list((tmp_path / "cache").glob("*/data"))

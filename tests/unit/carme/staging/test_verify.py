@@ -136,6 +136,6 @@ def test_an_image_that_cannot_be_made(pair: tuple[Path, Path], tmp_path: Path) -
         pack(str(pair[0]), str(tmp_path / "no/where.sqsh"))
     with pytest.raises(InvalidRequest, match="no compression called"):
         pack(str(pair[0]), str(tmp_path / "x.sqsh"), "magic")
-    with pytest.raises(NotFound, match="Name an image that carme data pack has made"):
+    with pytest.raises(NotFound, match="Name an image that carme data pack created"):
         verify(str(pair[0] / "large"))
     assert {each.name for each in tmp_path.iterdir()} == {"source", "target"}
