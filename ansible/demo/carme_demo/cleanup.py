@@ -151,7 +151,7 @@ def remove_tree(folder: Path) -> None:
     if still:
         raise DemoError(
             f"{still[0]} cannot be unmounted, so {folder} is left as it is.",
-            "End what uses it, or boot this host anew, then run the same command again.",
+            "End what uses it, or restart this host, then run the same command again.",
         )
     # A file that vanishes meanwhile is no reason to stop half way.
     shutil.rmtree(folder, ignore_errors=True)

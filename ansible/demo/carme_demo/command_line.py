@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="./demo",
         description="A Carme site of three real hosts on this machine. Without a command: up.",
-        epilog="./demo COMMAND --help says more. All commands but --help need root.",
+        epilog="For the options of a command: ./demo COMMAND --help. All commands but --help need root.",
     )
     top.add_argument(
         "--name", default=argparse.SUPPRESS, help="which demo, where several exist (default: carme)"
@@ -79,7 +79,7 @@ def _add_up(command: Command) -> None:
         "--images",
         metavar="NAMES",
         type=lambda names: names.split(","),
-        help="job images with commas between them, besides base and torch: vscode (VS Code's tile, 120 MB "
+        help="job images separated by commas, besides base and torch: vscode (VS Code's tile, 120 MB "
         "and some minutes more), tensorflow, mxnet (default: base,torch, or as before)",
     )
     up.add_argument(

@@ -291,7 +291,7 @@ class Deployment:
             what = progress.failures[0] if progress.failures else "before its first task"
             raise DemoError(
                 f"The playbook failed: {what}.",
-                "See more with ./demo logs ansible; the same command, run again, goes on from there.",
+                "Check ./demo logs ansible, then run the same command again; it continues from there.",
                 self.log,
             )
         write_atomically(self.places.deployed, wanted + "\n", 0o644)

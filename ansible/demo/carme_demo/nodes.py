@@ -302,7 +302,7 @@ class Nodes:
             time.sleep(0.3)
         raise DemoError(
             f"Node {node.name} did not boot within {BOOT_SECONDS} seconds (systemd says {state!r}).",
-            "See ./demo logs boot; ./demo reset makes the nodes anew.",
+            "See ./demo logs boot; ./demo reset creates the nodes again.",
         )
 
     def _introduce(self) -> None:

@@ -79,7 +79,7 @@ class Settings:
             if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
                 raise DemoError(
                     f"--images names {name!r}, which cannot be an image's name.",
-                    "Give names of containers/images/NAME.def with commas between them: base,torch,vscode.",
+                    "Give names of containers/images/NAME.def separated by commas: base,torch,vscode.",
                 )
         # Frozen, and a list when it comes from the file.
         object.__setattr__(self, "images", tuple(dict.fromkeys([*IMAGES, *self.images])))

@@ -164,7 +164,7 @@ class CarmeHub(JupyterHub):
         try:
             await self.proxy.add_user(user, name)
         except Exception:
-            self.log.exception("%s has no route yet; the next look at routes adds it", spawner._log_name)
+            self.log.exception("%s has no route yet; the next check of routes adds it", spawner._log_name)
 
 
 class Restarting(RequestHandler):

@@ -54,7 +54,7 @@ class ReadyHandler(ReportHandler):
             # A hub that has just started may learn only a moment later where the job runs.
             raise web.HTTPError(
                 503,
-                "The hub does not know yet on which nodes the session's job runs. Report again in a moment.",
+                "The hub does not yet know the nodes of the session's job. Report again in a moment.",
             )
         raise web.HTTPError(
             400,

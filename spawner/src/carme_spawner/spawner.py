@@ -74,7 +74,7 @@ class CarmeSpawner(SlurmSpawner):
     """
 
     settings = Instance(Settings, help="The site's configuration.").tag(config=True)
-    stop_timeout = Float(60.0, help="Seconds until a stop returns though the job is not over.").tag(
+    stop_timeout = Float(60.0, help="Seconds after which a stop returns although the job is not over.").tag(
         config=True
     )
 

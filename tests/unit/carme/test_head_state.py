@@ -76,7 +76,7 @@ def test_a_state_that_was_cut_off_changes_nothing(site: Path, part: float) -> No
     (site.parent / "secrets/key").chmod(0o640)
     (site.parent / "secrets/key").write_text("here")
     whole = stream.getvalue()
-    with pytest.raises(CarmeError, match="did not arrive as a whole"):
+    with pytest.raises(CarmeError, match="did not arrive completely"):
         state.receive(settings, site, io.BytesIO(whole[: int(len(whole) * part)]))
     assert (site.parent / "secrets/key").read_text() == "here"
 

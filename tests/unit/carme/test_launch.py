@@ -185,7 +185,7 @@ def test_of_all_submissions_only_one_begins(node: Node) -> None:
     for late in ([], ["--submission", "3"]):
         code, output, errors = node.run(*late)
         assert (code, output) == (Exit.BEGUN_BEFORE, "")
-        assert "does not begin again" in errors
+        assert "does not start again" in errors
 
 
 def test_a_container_on_one_node(node: Node) -> None:

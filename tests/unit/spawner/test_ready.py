@@ -65,7 +65,7 @@ async def test_a_server_that_is_ahead_of_the_news_of_its_job_has_to_try_again(si
     await site.start()
     await eventually(lambda: spawner(site).job_id, "the hub knows the job")
     response = await site.report(100, "ready", json=REPORT)
-    assert response.status_code == 503 and "which nodes" in response.json()["message"]
+    assert response.status_code == 503 and "the nodes of the session" in response.json()["message"]
     now = datetime.now(UTC)
     await site.broker.change(100, state=JobState.RUNNING, reason="", node_list="localhost", started=now)
 

@@ -69,7 +69,7 @@ def disk(wanted):
     if free < need and not Path("/opt/carme/venv").exists():
         raise Problem(
             f"{free:.0f} GiB are free, {need} GiB are needed.",
-            "Make room below /opt, or set precheck_free_gib for this host, where less will do.",
+            "Free some space below /opt, or set precheck_free_gib for this host if less is enough.",
         )
     return f"{free:.0f} GiB free"
 

@@ -125,7 +125,7 @@ def directory(wanted):
     if "/etc/sssd/sssd.conf" in wanted["site_files"]:
         raise Problem(
             "/etc/sssd/sssd.conf is the site's own, and Carme would replace it.",
-            "Set users_source to existing: this host asks a directory already. If Carme is to "
+            "Set users_source to existing: this host already uses a directory. If Carme is to "
             "configure it, move that file away first.",
         )
     return "ours, or none"

@@ -118,7 +118,7 @@ def account(wanted):
     if shown is None:
         raise Problem(
             "sacctmgr does not answer on the head.",
-            "See that slurmdbd runs; 'sacctmgr show cluster' must work as root.",
+            "Check that slurmdbd runs; 'sacctmgr show cluster' must work as root.",
         )
     pairs = [tuple(line.split("|")) for line in shown.splitlines() if "|" in line]
     if not pairs:

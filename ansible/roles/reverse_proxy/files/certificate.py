@@ -151,7 +151,7 @@ def serve(options):
     checked = run([*options.nginx.split(), "-t", "-q"])
     if checked.returncode:
         raise Failed(
-            "nginx goes on with the certificate of before, as it does not take the new one: "
+            "nginx keeps the previous certificate, as it does not accept the new one: "
             f"{checked.stdout.strip()} "
             f"Put a certificate and its own key into {options.certificate} and {options.key}."
         )

@@ -50,8 +50,8 @@ def replaceable(name: str, folder: int, aside: str = "") -> Iterator[None]:
         _mark(name, folder, False)
     except OSError as error:
         raise CarmeError(
-            f"{name} may be added to only, and that mark cannot be lifted: {error.strerror}.",
-            f"Run this where root may, or use 'chattr -a {name}' in its folder first.",
+            f"{name} is append-only, and that attribute cannot be removed: {error.strerror}.",
+            f"Run this where root may remove it, or use 'chattr -a {name}' in its folder first.",
         ) from None
     try:
         yield

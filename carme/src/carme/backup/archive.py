@@ -197,7 +197,9 @@ def require_safe(member: tarfile.TarInfo) -> None:
         or ".." in parts
         or not (member.isfile() or member.isdir() or member.issym())
     ):
-        raise CarmeError(f"The backup names {member.name!r}, which none of ours does.", "Use another backup.")
+        raise CarmeError(
+            f"The backup names {member.name!r}, which no backup of Carme does.", "Use another backup."
+        )
 
 
 def _numbers(version: str) -> list[int]:
@@ -347,8 +349,8 @@ def _enter(folder: int, part: str, path: Path, follow: bool, mode: int) -> int:
     elif stat.S_ISLNK(status.st_mode):
         if not (follow and _is_ours(status)):
             raise CarmeError(
-                f"{path} leads over the link {part!r}, which is not followed here. It was not written.",
-                "Remove the link, and see who made it.",
+                f"{path} leads over the link {part!r}, which Carme does not follow. It was not written.",
+                "Remove the link, and find out who created it.",
             )
         return os.open(part, _FOLDER, dir_fd=folder)
     try:

@@ -26,7 +26,7 @@ def copy_sqlite(database: Path, copy: Path) -> None:
     except sqlite3.Error as error:
         raise CarmeError(
             f"The database {database} cannot be copied: {error}.",
-            "See that it is whole and that its disk has room.",
+            "Check that it is not damaged and that its disk has space.",
         ) from None
 
 
@@ -111,7 +111,7 @@ def _run(
     except subprocess.TimeoutExpired:
         raise CarmeError(
             f"The database server did not answer {arguments[0]} within {timeout:g} s.",
-            "See that the server runs and can be reached from this host.",
+            "Check that the server runs and can be reached from this host.",
         ) from None
     except OSError as error:
         raise CarmeError(
@@ -121,5 +121,5 @@ def _run(
         reason = done.stderr.decode(errors="replace").strip()[:500]
         raise CarmeError(
             f"{arguments[0]} failed: {reason or 'it gave no reason'}.",
-            "See that the server runs and takes this account.",
+            "Check that the server runs and accepts this account.",
         )

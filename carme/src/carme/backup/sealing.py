@@ -95,9 +95,7 @@ class Opened:
 
     def __init__(self, file: BinaryIO, key: bytes) -> None:
         if file.read(len(MAGIC)) != MAGIC:
-            raise CarmeError(
-                "This is not a backup of Carme.", "Name a file that carme-backup create has made."
-            )
+            raise CarmeError("This is not a backup of Carme.", "Name a file that carme-backup create made.")
         self._file, self._cipher = file, _cipher(key, file.read(SALT))
         self._held, self._number, self._ended = bytearray(), 0, False
 
@@ -121,7 +119,7 @@ class Opened:
             self._number, self._ended = self._number + 1, last
             return
         raise CarmeError(
-            "The backup cannot be opened: the key is another one, or the file is not complete.",
+            "The backup cannot be opened: it has another key, or the file is not complete.",
             "Use the key that it was made with, or another backup.",
             code="sealed",
         )

@@ -34,5 +34,5 @@ def require_stopped(units: Sequence[str]) -> None:
         why = " ".join(done.stderr.split()).removesuffix(".") or "no answer"
         raise CarmeError(
             f"systemd does not say whether {', '.join(units)} run: {why}. Nothing was written.",
-            "See what 'systemctl status' says.",
+            "Check 'systemctl status'.",
         )

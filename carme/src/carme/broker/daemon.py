@@ -26,7 +26,7 @@ _log = logging.getLogger("carme.broker")
 def main(arguments: list[str] | None = None) -> int:
     """Run the broker until a signal stops it; its exit code."""
     parser = argparse.ArgumentParser(
-        prog="carme-broker", description="The one door to Slurm: answers the portal, the hub and 'carme'."
+        prog="carme-broker", description="The only gateway to Slurm: serves the portal, the hub and 'carme'."
     )
     add_config(parser)
     options = parser.parse_args(arguments)

@@ -96,7 +96,7 @@ def _add_announcements(command: Command) -> None:
     plan.add_argument("--text", default="", help="what users should know")
     add_start(plan)
     plan.add_argument("--end", required=True, metavar="TIME")
-    plan.add_argument("--nodes", default="", help="with commas between them (default: all)")
+    plan.add_argument("--nodes", default="", help="separated by commas (default: all)")
     command("cancel-maintenance", "cancel maintenance, or end it now", _cancel_maintenance, "name")
     command("call-off", "the earlier name of 'cancel-maintenance'", _call_off, "name")
     command("news", "list announcements", _news)

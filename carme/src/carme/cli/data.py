@@ -106,8 +106,10 @@ def _add_pack(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def _nodes(parser: argparse.ArgumentParser) -> None:
     nodes = parser.add_argument_group("by several nodes of the cluster, which all have SRC and DST")
-    nodes.add_argument("--nodes", type=int, metavar="N", help="share the work among so many, as jobs")
-    nodes.add_argument("--dsync", action="store_true", help="have dsync of mpiFileUtils copy, which all have")
+    nodes.add_argument("--nodes", type=int, metavar="N", help="share the work among this many nodes, as jobs")
+    nodes.add_argument(
+        "--dsync", action="store_true", help="copy with dsync of mpiFileUtils, which all nodes need"
+    )
     add_partition(nodes, "partition of these jobs (default: the site's)")
     add_time(nodes, "how long they may run")
 
@@ -133,15 +135,15 @@ def _printing(parser: argparse.ArgumentParser) -> None:
 
 def _add_pace_options(parser: argparse.ArgumentParser) -> None:
     add_workers(parser)
-    parser.add_argument("--bandwidth", metavar="SIZE", help="at most so much a second, for example 500M")
+    parser.add_argument("--bandwidth", metavar="SIZE", help="limit in bytes per second, for example 500M")
     parser.add_argument(
-        "--operations", type=int, default=0, metavar="N", help="at most so many files and parts a second"
+        "--operations", type=int, default=0, metavar="N", help="limit in files and parts per second"
     )
     parser.add_argument(
         "--engine",
         choices=ENGINES,
         default="auto",
-        help="native: the compiled part, python: without it; auto takes what is there (default)",
+        help="native: the compiled part; python: without it; auto: whichever is installed (default)",
     )
 
 
@@ -159,14 +161,14 @@ def _how(parser: argparse.ArgumentParser) -> None:
         "--hash",
         choices=ALGORITHMS,
         default="",
-        help="digest that what was copied is verified by (default: xxh3; the strong ones are slower)",
+        help="digest for the verification (default: xxh3; the strong ones are slower)",
     )
     parser.add_argument(
         "--contents", action="store_true", help="find changes by contents, not by size and time"
     )
     parser.add_argument("--no-attributes", action="store_true", help="leave out extended attributes and ACLs")
     parser.add_argument(
-        "--durable", action="store_true", help="end only when the destination has everything on its device"
+        "--durable", action="store_true", help="end only when everything is on the destination's device"
     )
 
 

@@ -133,7 +133,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     root = _Parser(
         prog="carme",
         description="Start jobs and notebooks on a Slurm cluster, see what they use, book nodes, copy data.",
-        epilog="Each command explains itself: carme submit --help",
+        epilog="Every command has its own help: carme submit --help",
     )
     root.add_argument("--version", action="version", version=f"carme {__version__}")
     # Named, so that nothing is imported just to find it out.

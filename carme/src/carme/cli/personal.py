@@ -289,7 +289,7 @@ def _add_projects(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     limit = actions.add_parser("limit", help="change a project's limits; for administrators")
     limit.add_argument("name", metavar="PROJECT")
     limit.add_argument("--title")
-    limit.add_argument("--partitions", help="with commas between them; 'all': every one")
+    limit.add_argument("--partitions", help="separated by commas; 'all': every one")
     for key, words in (("gpus", "GPUs"), ("nodes", "nodes"), ("jobs", "running jobs")):
         limit.add_argument(f"--{key}", metavar="N", help=f"{words} at a time; 'none': no limit")
     limit.add_argument("--gpu-hours", metavar="N", help="in all; 'none': no limit")

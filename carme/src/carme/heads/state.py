@@ -125,7 +125,7 @@ def receive(settings: Settings, config: Path, stream: BinaryIO) -> int:
         CarmeError: It was cut off, names a file that is none of the state, or has an owner without account.
     """
     allowed = roots(settings, config)
-    cut = CarmeError("The state of the other head did not arrive as a whole.", "Try again.")
+    cut = CarmeError("The state of the other head did not arrive completely.", "Try again.")
     try:
         with tarfile.open(fileobj=stream, mode="r:gz") as archive:
             members = archive.getmembers()
@@ -158,7 +158,7 @@ def _places(members: list[tarfile.TarInfo], allowed: list[Path]) -> list[tuple[t
         if root is None or is_root_a_file or not no_folders.isdisjoint(path.parents):
             raise CarmeError(
                 f"The other head sent {member.name!r}, which is not a state of a head.",
-                "See that both heads run the same version of Carme: run site.yml.",
+                "Both heads must run the same version of Carme: run site.yml.",
             )
         if not member.isdir():
             no_folders.add(path)
@@ -198,7 +198,7 @@ def pull(settings: Settings, config: Path, source: str, ssh: list[str] | None = 
             )
         except subprocess.TimeoutExpired:
             raise CarmeError(
-                f"{source} did not send its state within {PULL_SECONDS} s.", "See that it can be reached."
+                f"{source} did not send its state within {PULL_SECONDS} s.", "Check that it can be reached."
             ) from None
         errors.seek(0)
         shown = errors.read(10_000).decode(errors="replace").strip()

@@ -100,7 +100,7 @@ def check_text(kind: str, text: str) -> None:
         )
     if kind == "definition" and not re.search(r"(?im)^\s*bootstrap\s*:", text):
         raise InvalidRequest(
-            "A definition begins with a line that says from what it is built, and this one has none.",
+            "A definition begins with a line that names its source ('Bootstrap:'), but this one has none.",
             "Begin it with: Bootstrap: localimage, and in the next line From: {{ base }}.",
             field="text",
         )
@@ -285,7 +285,7 @@ def _put(image: Path, target: Path, *, shared: bool) -> str:
     except OSError as error:
         raise CarmeError(
             f"The image cannot be put to {target}: {error.strerror}.",
-            "Choose another folder, or see that there is space left.",
+            "Choose another folder, or check that there is space left.",
             code="image",
         ) from None
     finally:

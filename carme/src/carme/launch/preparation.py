@@ -118,7 +118,7 @@ def begin(folder: str, submission: str) -> None:
             return
         raise LaunchError(
             Exit.BEGUN_BEFORE,
-            "The job has begun before, so it does not begin again: Slurm lost it when it was restarted.",
+            "This job ran before, so it does not start again: Slurm lost it when it was restarted.",
             "Start a new one.",
         ) from None
     except OSError as error:
@@ -138,7 +138,7 @@ def make_private(path: str) -> None:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise CarmeError(
                 f"{path} on {socket.gethostname()} is in the way and is not a private folder of yours.",
-                "Tell an administrator; somebody else made it.",
+                "Tell an administrator; another user created it.",
             ) from None
     except OSError as error:
         raise CarmeError(

@@ -502,7 +502,7 @@ class SandboxSlurm(Accounting, Reservations):
             try:
                 self._check_clock()
             except CarmeError:
-                _log.exception("A look at the clock failed.")
+                _log.exception("Reading the clock failed.")
 
     def _check_clock(self) -> None:
         """End what has no time left, forget what was over long ago, start what may start now."""

@@ -134,7 +134,7 @@ def make_site(folder: Path, addresses: Addresses, users: list[str]) -> Places:
     if not places.configuration.exists() and any(folder.iterdir()):
         raise ConfigError(
             f"{folder} holds other things than a sandbox.",
-            "Name an empty folder, or one that ./dev has made.",
+            "Name an empty folder, or one that ./dev created.",
         )
     # The broker serves anyone who reaches its socket, in the name of each user.
     folder.chmod(0o700)

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--gpu-retry", type=float, default=60.0, metavar="SECONDS",
-        help="time between two looks for a GPU that was lost (default: %(default)s)",
+        help="time between two searches for a GPU that was lost (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--io", type=Path, default=Path("/run/carme/io/jobs.json"), metavar="FILE",

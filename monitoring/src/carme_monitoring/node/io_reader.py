@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="to write it to; its folder must be there")
     parser.add_argument(
         "--every", type=float, default=30.0, metavar="SECONDS",
-        help="time between two looks (default: %(default)s)",
+        help="time between two reads (default: %(default)s)",
     )  # fmt: skip
     add_cgroups(parser)
     options = parser.parse_args(arguments)
