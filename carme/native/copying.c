@@ -58,23 +58,23 @@ static int give(const struct manner *manner, int file, const struct statx *its)
 }
 
 /* The contents of a small file, and their verification. */
-static int fill(const struct manner *manner, int one, int other, size_t size, char *block, char *back)
+static int fill(const struct manner *manner, int original, int copy, size_t size, char *block, char *back)
 {
     /* Whether it has grown meanwhile is seen by its status. */
-    if (read_all(one, block, size, 0) != (ssize_t)size)
+    if (read_all(original, block, size, 0) != (ssize_t)size)
         return -1;
     if (!size)
         return 0;
     hasher hash = manner->verify == VERIFY_NONE ? NULL : manner->hash;
     struct digest wanted = digest_of(hash, block, size);
-    if (write_all(other, block, size, 0))
+    if (write_all(copy, block, size, 0))
         return -1;
     if (manner->verify == VERIFY_NONE)
         return 0;
     if (manner->verify == VERIFY_DEVICE
-        && (fdatasync(other) || posix_fadvise(other, 0, 0, POSIX_FADV_DONTNEED)))
+        && (fdatasync(copy) || posix_fadvise(copy, 0, 0, POSIX_FADV_DONTNEED)))
         return -1;
-    return read_all(other, back, size, 0) == (ssize_t)size && verified(hash, wanted, block, back, size) ? 0 : -1;
+    return read_all(copy, back, size, 0) == (ssize_t)size && verified(hash, wanted, block, back, size) ? 0 : -1;
 }
 
 /* A file for reading, if that does not have to be waited for. */
@@ -162,36 +162,36 @@ static const char *read_ahead(int folder, const char *here, const char *end, int
 static int copy_file(const struct manner *manner, int source, int target, const char *name, const char *writing,
                      int *quiet, char *block, char *back, int64_t *bytes)
 {
-    int one = open_file(source, name, quiet);
-    if (one < 0)
+    int original = open_file(source, name, quiet);
+    if (original < 0)
         return -1;
     struct statx its, after;
     int done = -1;
-    if (status_of(one, "", AT_EMPTY_PATH, &its) || !S_ISREG(its.stx_mode) || its.stx_nlink != 1
-        || its.stx_size > SMALL || its.stx_mode & 07000 || has_holes(one, &its)
-        || (manner->attributes && has_attributes(one)))
+    if (status_of(original, "", AT_EMPTY_PATH, &its) || !S_ISREG(its.stx_mode) || its.stx_nlink != 1
+        || its.stx_size > SMALL || its.stx_mode & 07000 || has_holes(original, &its)
+        || (manner->attributes && has_attributes(original)))
         goto out_one;
     int plain = manner->plain && its.stx_uid == manner->user && its.stx_gid == manner->group;
-    int other = openat(target, writing, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+    int copy = openat(target, writing, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                        plain ? its.stx_mode & PERMISSIONS : 0600);
-    if (other < 0)
+    if (copy < 0)
         goto out_one;
-    done = fill(manner, one, other, its.stx_size, block, back);
+    done = fill(manner, original, copy, its.stx_size, block, back);
     if (!done)
-        done = status_of(one, "", AT_EMPTY_PATH, &after);
+        done = status_of(original, "", AT_EMPTY_PATH, &after);
     if (!done
         && !(same_moment(&its.stx_mtime, &after.stx_mtime) && same_moment(&its.stx_ctime, &after.stx_ctime)
              && its.stx_size == after.stx_size))
         done = -1;
     if (!done && !plain)
-        done = give(manner, other, &its);
+        done = give(manner, copy, &its);
     if (!done) {
         struct timespec times[2] = {{its.stx_atime.tv_sec, its.stx_atime.tv_nsec},
                                     {its.stx_mtime.tv_sec, its.stx_mtime.tv_nsec}};
-        done = futimens(other, times);
+        done = futimens(copy, times);
     }
     /* Some file systems report a full disk or quota only here. */
-    if (close(other))
+    if (close(copy))
         done = -1;
     if (!done && writing != name)
         done = renameat(target, writing, target, name);
@@ -200,7 +200,7 @@ static int copy_file(const struct manner *manner, int source, int target, const 
     else
         *bytes += (int64_t)its.stx_size;
 out_one:
-    close(one);
+    close(original);
     return done;
 }
 

@@ -26,20 +26,20 @@ static inline int status_of(int folder, const char *name, int flags, struct stat
     return (int)syscall(SYS_statx, folder, name, flags | AT_NO_AUTOMOUNT, STATX_BASIC_STATS, status);
 }
 
-static inline int same_moment(const struct statx_timestamp *one, const struct statx_timestamp *other)
+static inline int same_moment(const struct statx_timestamp *first, const struct statx_timestamp *second)
 {
-    return one->tv_sec == other->tv_sec && one->tv_nsec == other->tv_nsec;
+    return first->tv_sec == second->tv_sec && first->tv_nsec == second->tv_nsec;
 }
 
-static inline int not_later(const struct statx_timestamp *one, const struct statx_timestamp *other)
+static inline int not_later(const struct statx_timestamp *first, const struct statx_timestamp *second)
 {
-    return one->tv_sec < other->tv_sec || (one->tv_sec == other->tv_sec && one->tv_nsec <= other->tv_nsec);
+    return first->tv_sec < second->tv_sec || (first->tv_sec == second->tv_sec && first->tv_nsec <= second->tv_nsec);
 }
 
-static inline int by_inode(const void *one, const void *other)
+static inline int by_inode(const void *first, const void *second)
 {
-    uint64_t mine = *(const uint64_t *)one, yours = *(const uint64_t *)other;
-    return (mine > yours) - (mine < yours);
+    uint64_t first_inode = *(const uint64_t *)first, second_inode = *(const uint64_t *)second;
+    return (first_inode > second_inode) - (first_inode < second_inode);
 }
 
 static inline int may_give(const struct manner *manner, uint32_t group)

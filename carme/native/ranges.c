@@ -12,24 +12,24 @@
 #define THREADS 16
 #define ALIGNED 4096
 
-enum way { WAY_PLAIN, WAY_EARLY, WAY_DIRECT };
+enum transfer_mode { MODE_PLAIN, MODE_EARLY, MODE_DIRECT };
 enum outcome { DONE = 0, CHANGED = -1, CORRUPT = -2 };
 
 /* Copy a range with a block and another one to read it back into, block by block. */
-static int copy_range(int one, int other, off_t place, off_t end, size_t size, int compare, hasher hash, char *block,
-                      char *back)
+static int copy_range(int original, int copy, off_t place, off_t end, size_t size, int compare, hasher hash,
+                      char *block, char *back)
 {
     for (; place < end; place += (off_t)size) {
         size_t want = end - place < (off_t)size ? (size_t)(end - place) : size;
-        ssize_t got = read_all(one, block, want, place);
+        ssize_t got = read_all(original, block, want, place);
         if (got != (ssize_t)want)
             return got < 0 ? errno : CHANGED;
         struct digest wanted = digest_of(compare ? hash : NULL, block, want);
-        if (write_all(other, block, want, place))
+        if (write_all(copy, block, want, place))
             return errno;
         if (!compare)
             continue;
-        got = read_all(other, back, want, place);
+        got = read_all(copy, back, want, place);
         if (got < 0)
             return errno;
         if (got != (ssize_t)want || !verified(hash, wanted, block, back, want))
@@ -40,7 +40,7 @@ static int copy_range(int one, int other, off_t place, off_t end, size_t size, i
 
 /* A range that several threads copy, each taking the next chunk. */
 struct range {
-    int one, other, compare;
+    int original, copy, compare;
     hasher hash;
     int64_t next, end;
     int outcome;
@@ -60,8 +60,8 @@ static void *copy_chunks(void *given)
         if (place >= range->end || __atomic_load_n(&range->outcome, __ATOMIC_RELAXED) != DONE)
             return NULL;
         int64_t end = place + CHUNK < range->end ? place + CHUNK : range->end;
-        int outcome = copy_range(range->one, range->other, place, end, CHUNK, range->compare, range->hash, hand->room,
-                                 hand->room + CHUNK);
+        int outcome = copy_range(range->original, range->copy, place, end, CHUNK, range->compare,
+                                 range->hash, hand->room, hand->room + CHUNK);
         if (outcome != DONE)
             __atomic_store_n(&range->outcome, outcome, __ATOMIC_RELAXED);
     }
@@ -83,25 +83,25 @@ void carme_reserve(int file, int64_t size)
 /* Copy a range of a file and, if `compare`, read back what was written, while it is near: it must have the digest
    that the source's bytes had when they were read or, without `hash`, be the same byte by byte.
 
-   WAY_DIRECT goes past the page cache where the file system lets that be: what is read back comes from the
+   MODE_DIRECT goes past the page cache where the file system lets that be: what is read back comes from the
    device then, and no processor time goes into copies in memory that the device has to be given later anyway.
    Nor does a source that is not in memory come through it then: the kernel would ask for less of it at a time.
-   WAY_EARLY has the device begin to write what is there. `threads`: so many go past the page cache at once, 16 at
+   MODE_EARLY has the device begin to write what is there. `threads`: so many go past the page cache at once, 16 at
    most. `room`: carme_room() bytes for these, on a page's boundary.
    Returns DONE, CHANGED (the source is shorter), CORRUPT, or an errno. */
-int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, hasher hash, int way, int threads,
+int carme_transfer(int original, int copy, int64_t start, int64_t end, int compare, hasher hash, int mode, int threads,
                    char *room)
 {
-    int flags = fcntl(other, F_GETFL), reading = fcntl(one, F_GETFL);
+    int flags = fcntl(copy, F_GETFL), reading = fcntl(original, F_GETFL);
     int64_t rest = start;
     int outcome = DONE;
-    int direct = way == WAY_DIRECT && flags >= 0 && start % ALIGNED == 0 && !fcntl(other, F_SETFL, flags | O_DIRECT);
-    int past = direct && reading >= 0 && is_absent(one, start) && !fcntl(one, F_SETFL, reading | O_DIRECT);
-    if (way != WAY_PLAIN && !past)
+    int direct = mode == MODE_DIRECT && flags >= 0 && start % ALIGNED == 0 && !fcntl(copy, F_SETFL, flags | O_DIRECT);
+    int past = direct && reading >= 0 && is_absent(original, start) && !fcntl(original, F_SETFL, reading | O_DIRECT);
+    if (mode != MODE_PLAIN && !past)
         /* What is likely to be wanted next. */
-        (void)posix_fadvise(one, end, end - start, POSIX_FADV_WILLNEED);
+        (void)posix_fadvise(original, end, end - start, POSIX_FADV_WILLNEED);
     if (direct) {
-        struct range range = {one, other, compare, hash, start, rest = end - end % ALIGNED, DONE};
+        struct range range = {original, copy, compare, hash, start, rest = end - end % ALIGNED, DONE};
         struct hand hands[THREADS];
         pthread_t others[THREADS];
         int started = 1;
@@ -113,22 +113,22 @@ int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, 
         while (--started)
             pthread_join(others[started], NULL);
         outcome = range.outcome;
-        if (fcntl(other, F_SETFL, flags) || (past && fcntl(one, F_SETFL, reading)))
+        if (fcntl(copy, F_SETFL, flags) || (past && fcntl(original, F_SETFL, reading)))
             outcome = outcome == DONE ? errno : outcome;
         /* Some file systems accept the hint and then want other places than these. */
         if (outcome == EINVAL)
             outcome = DONE, rest = start;
     }
     if (outcome == DONE)
-        outcome = copy_range(one, other, rest, end, BLOCK, compare, hash, room, room + BLOCK);
-    if (outcome == DONE && way != WAY_PLAIN && rest < end)
+        outcome = copy_range(original, copy, rest, end, BLOCK, compare, hash, room, room + BLOCK);
+    if (outcome == DONE && mode != MODE_PLAIN && rest < end)
         /* Only a hint, too. Not all file systems know it. */
-        (void)syscall(SYS_sync_file_range, other, rest, end - rest, SYNC_FILE_RANGE_WRITE);
+        (void)syscall(SYS_sync_file_range, copy, rest, end - rest, SYNC_FILE_RANGE_WRITE);
     return outcome;
 }
 
 /* Whether a range of two files is the same: 1, 0, or minus an errno. */
-int carme_same(int one, int other, int64_t start, int64_t end)
+int carme_same(int original, int copy, int64_t start, int64_t end)
 {
     char *block;
     if (posix_memalign((void **)&block, 4096, 2 * BLOCK))
@@ -137,12 +137,12 @@ int carme_same(int one, int other, int64_t start, int64_t end)
     int same = 1;
     for (off_t place = start; place < end && same == 1;) {
         size_t want = end - place < BLOCK ? (size_t)(end - place) : BLOCK;
-        ssize_t mine = read_all(one, block, want, place);
-        ssize_t yours = mine < 0 ? 0 : read_all(other, back, want, place);
-        if (mine < 0 || yours < 0)
+        ssize_t length = read_all(original, block, want, place);
+        ssize_t copy_length = length < 0 ? 0 : read_all(copy, back, want, place);
+        if (length < 0 || copy_length < 0)
             same = -errno;
         else
-            same = mine == (ssize_t)want && yours == (ssize_t)want && !memcmp(block, back, want);
+            same = length == (ssize_t)want && copy_length == (ssize_t)want && !memcmp(block, back, want);
         place += (off_t)want;
     }
     free(block);

@@ -64,7 +64,7 @@ static int open_below(int root, const char *path)
 }
 
 /* What a thread knows of the folder at hand. */
-struct look {
+struct scan {
     struct reader reader;
     char *records;          /* Its entries; of them, those that are to be looked at. */
     size_t room;
@@ -77,7 +77,7 @@ struct look {
     int missing;            /* The destination has no such folder. */
     const char **names;     /* The source's names, by their hashes; a power of two of places. */
     size_t names_room;
-    char *theirs;           /* Some of the destination's entries. */
+    char *target_entries;   /* Some of the destination's entries. */
 };
 
 static int grown(char **place, size_t *room, size_t wanted)
@@ -95,20 +95,20 @@ static int grown(char **place, size_t *room, size_t wanted)
 }
 
 /* Read a whole folder's entries; whether that could be done. */
-static int read_entries(const struct walk *walk, struct look *look, int folder)
+static int read_entries(const struct walk *walk, struct scan *scan, int folder)
 {
     const int64_t step = 512;
     int64_t got = -1;
-    read_from(&look->reader, folder);
-    look->length = look->entries = 0;
-    while (look->entries <= walk->most && grown(&look->records, &look->room, (size_t)look->length + step * 258)) {
-        got = read_records(&look->reader, look->records + look->length, step * 258, step, NULL);
+    read_from(&scan->reader, folder);
+    scan->length = scan->entries = 0;
+    while (scan->entries <= walk->most && grown(&scan->records, &scan->room, (size_t)scan->length + step * 258)) {
+        got = read_records(&scan->reader, scan->records + scan->length, step * 258, step, NULL);
         if (got <= 0)
             break;
-        for (const char *record = look->records + look->length; record < look->records + look->length + got;
+        for (const char *record = scan->records + scan->length; record < scan->records + scan->length + got;
              record += strlen(record) + 1)
-            look->entries++;
-        look->length += got;
+            scan->entries++;
+        scan->length += got;
     }
     return !got;
 }
@@ -123,38 +123,39 @@ static size_t hash_of(const char *name)
 }
 
 /* Whether the destination's folder has names that are not among the entries; -1: not known. */
-static int has_surplus(struct look *look, int target)
+static int has_surplus(struct scan *scan, int target)
 {
     const int64_t step = 512;
     size_t places = 64;
-    while (places < 2 * (size_t)look->entries)
+    while (places < 2 * (size_t)scan->entries)
         places *= 2;
-    if (places > look->names_room) {
-        const char **more = realloc(look->names, places * sizeof *more);
+    if (places > scan->names_room) {
+        const char **more = realloc(scan->names, places * sizeof *more);
         if (!more)
             return -1;
-        look->names = more, look->names_room = places;
+        scan->names = more, scan->names_room = places;
     }
-    if (!look->theirs && !(look->theirs = malloc(step * 258)))
+    if (!scan->target_entries && !(scan->target_entries = malloc(step * 258)))
         return -1;
-    memset(look->names, 0, places * sizeof *look->names);
-    for (const char *here = look->records; here < look->records + look->length; here += strlen(here) + 1) {
+    memset(scan->names, 0, places * sizeof *scan->names);
+    for (const char *here = scan->records; here < scan->records + scan->length; here += strlen(here) + 1) {
         size_t place = hash_of(here + 1) & (places - 1);
-        while (look->names[place])
+        while (scan->names[place])
             place = (place + 1) & (places - 1);
-        look->names[place] = here + 1;
+        scan->names[place] = here + 1;
     }
-    read_from(&look->reader, target);
+    read_from(&scan->reader, target);
     int64_t got;
     int surplus = 0;
-    while (!surplus && (got = read_records(&look->reader, look->theirs, step * 258, step, NULL))) {
+    while (!surplus && (got = read_records(&scan->reader, scan->target_entries, step * 258, step, NULL))) {
         if (got < 0)
             surplus = -1;
-        for (const char *here = look->theirs; !surplus && here < look->theirs + got; here += strlen(here) + 1) {
+        const char *end = scan->target_entries + (got < 0 ? 0 : got);
+        for (const char *here = scan->target_entries; !surplus && here < end; here += strlen(here) + 1) {
             size_t place = hash_of(here + 1) & (places - 1);
-            while (look->names[place] && strcmp(look->names[place], here + 1))
+            while (scan->names[place] && strcmp(scan->names[place], here + 1))
                 place = (place + 1) & (places - 1);
-            surplus = !look->names[place];
+            surplus = !scan->names[place];
         }
     }
     return surplus;
@@ -162,55 +163,55 @@ static int has_surplus(struct look *look, int target)
 
 /* Of the entries, take out the folders; whether there was memory. Whether they are at the destination as well is not asked
    here: their inodes may be far apart, and anyone who looks at them opens them anyway. */
-static int take_folders(struct look *look, const char *path, int source)
+static int take_folders(struct scan *scan, const char *path, int source)
 {
     size_t above = strlen(path);
-    char *remaining = look->records;
-    look->below_length = 0;
-    for (char *here = look->records; here < look->records + look->length;) {
+    char *remaining = scan->records;
+    scan->below_length = 0;
+    for (char *here = scan->records; here < scan->records + scan->length;) {
         size_t size = strlen(here) + 1;
         const char *name = here + 1;
         struct statx its;
         if (*here == 'd'
             || (*here == '?' && !status_of(source, name, AT_SYMLINK_NOFOLLOW, &its) && S_ISDIR(its.stx_mode))) {
-            if (!grown(&look->below, &look->below_room, look->below_length + above + size + 1))
+            if (!grown(&scan->below, &scan->below_room, scan->below_length + above + size + 1))
                 return 0;
-            char *end = look->below + look->below_length;
+            char *end = scan->below + scan->below_length;
             if (above) {
                 memcpy(end, path, above);
                 end[above] = '/';
                 end += above + 1;
             }
             memcpy(end, name, size - 1);
-            look->below_length = (size_t)(end + size - 1 - look->below);
+            scan->below_length = (size_t)(end + size - 1 - scan->below);
         } else {
             memmove(remaining, here, size);
             remaining += size;
         }
         here += size;
     }
-    look->length = remaining - look->records;
+    scan->length = remaining - scan->records;
     return 1;
 }
 
 /* Look at a folder; 0: it has to be looked at as a whole. */
-static int look_at(const struct walk *walk, struct look *look, const char *path)
+static int scan_folder(const struct walk *walk, struct scan *scan, const char *path)
 {
-    int looked = 0;
+    int is_scanned = 0;
     int source = open_below(walk->source, path);
     int target = source < 0 ? -1 : open_below(walk->target, path);
     struct statx its, own;
-    look->missing = source >= 0 && target < 0 && *path && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP);
-    memset(&look->counts, 0, sizeof look->counts);
+    scan->missing = source >= 0 && target < 0 && *path && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP);
+    memset(&scan->counts, 0, sizeof scan->counts);
     if (target >= 0 && !status_of(source, "", AT_EMPTY_PATH, &its) && !status_of(target, "", AT_EMPTY_PATH, &own)
         && !(its.stx_ino == walk->top.stx_ino && its.stx_dev_major == walk->top.stx_dev_major
              && its.stx_dev_minor == walk->top.stx_dev_minor)
-        && read_entries(walk, look, source)
-        && (look->surplus = walk->surplus ? has_surplus(look, target) : 0) >= 0) {
-        carme_compare(&walk->manner, source, target, look->records, look->length, &look->counts);
-        look->length = look->counts.left;
-        looked = take_folders(look, path, source);
-        look->same = its.stx_mode == own.stx_mode && its.stx_mtime.tv_sec == own.stx_mtime.tv_sec
+        && read_entries(walk, scan, source)
+        && (scan->surplus = walk->surplus ? has_surplus(scan, target) : 0) >= 0) {
+        carme_compare(&walk->manner, source, target, scan->records, scan->length, &scan->counts);
+        scan->length = scan->counts.left;
+        is_scanned = take_folders(scan, path, source);
+        scan->same = its.stx_mode == own.stx_mode && its.stx_mtime.tv_sec == own.stx_mtime.tv_sec
                      && its.stx_mtime.tv_nsec / walk->manner.unit == own.stx_mtime.tv_nsec / walk->manner.unit
                      && own.stx_uid == user_of(&walk->manner, &its) && own.stx_gid == group_of(&walk->manner, &its)
                      && not_later(&its.stx_ctime, &own.stx_ctime);
@@ -219,7 +220,7 @@ static int look_at(const struct walk *walk, struct look *look, const char *path)
         close(target);
     if (source >= 0)
         close(source);
-    return looked;
+    return is_scanned;
 }
 
 /* Write an item, if there is room for it. */
@@ -276,24 +277,24 @@ static char *take_waiting(struct walk *walk)
 }
 
 /* What was found in a folder; 0: there is no room for it, and nothing of it counts. */
-static int note(struct walk *walk, const struct look *look, const char *path, int looked)
+static int note(struct walk *walk, const struct scan *scan, const char *path, int is_scanned)
 {
     char *before = walk->next_item;
-    if (look->missing)
+    if (scan->missing)
         return write_missing(walk, path);
-    if (!looked)
+    if (!is_scanned)
         return write_item(walk, 'F', path, "", 0);
-    if ((look->length || !look->same)
-        && !write_item(walk, look->entries > walk->batch ? 'M' : 'R', path, look->records, (size_t)look->length))
+    if ((scan->length || !scan->same)
+        && !write_item(walk, scan->entries > walk->batch ? 'M' : 'R', path, scan->records, (size_t)scan->length))
         return 0;
-    if ((look->surplus && !write_item(walk, 'G', path, "", 0))
-        || !add_waiting(walk, look->below, look->below_length)) {
+    if ((scan->surplus && !write_item(walk, 'G', path, "", 0))
+        || !add_waiting(walk, scan->below, scan->below_length)) {
         walk->next_item = before;
         return 0;
     }
     walk->folders++;
-    walk->counts.files += look->counts.files;
-    walk->counts.bytes += look->counts.bytes;
+    walk->counts.files += scan->counts.files;
+    walk->counts.bytes += scan->counts.bytes;
     return 1;
 }
 
@@ -316,7 +317,7 @@ static int start(struct walk *walk)
 static void *walk_on(void *given)
 {
     struct walk *walk = given;
-    struct look look = {0};
+    struct scan scan = {0};
     pthread_mutex_lock(&walk->lock);
     for (;;) {
         while (!walk->stop && !walk->waiting_length && walk->working)
@@ -327,10 +328,10 @@ static void *walk_on(void *given)
         walk->working++;
         pthread_mutex_unlock(&walk->lock);
         long before = waits();
-        int looked = look_at(walk, &look, path);
+        int is_scanned = scan_folder(walk, &scan, path);
         long waited = waits() - before;
         pthread_mutex_lock(&walk->lock);
-        if (!note(walk, &look, path, looked)) {
+        if (!note(walk, &scan, path, is_scanned)) {
             /* There was memory for it a moment ago. */
             (void)add_waiting(walk, path, strlen(path) + 1);
             walk->stop = walk->full = 1;
@@ -346,10 +347,10 @@ static void *walk_on(void *given)
     }
     pthread_cond_broadcast(&walk->changed);
     pthread_mutex_unlock(&walk->lock);
-    free(look.records);
-    free(look.below);
-    free(look.names);
-    free(look.theirs);
+    free(scan.records);
+    free(scan.below);
+    free(scan.names);
+    free(scan.target_entries);
     return NULL;
 }
 

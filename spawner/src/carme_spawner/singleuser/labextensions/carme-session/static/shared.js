@@ -49,8 +49,8 @@ function translated(plugin, { ITranslator }) {
  * @param speaks whether it shows sentences
  */
 export async function extension(packages, names, plugin, speaks = true) {
-  const made = plugin(...(await Promise.all(names.map(name => load(packages, name)))));
-  const whole = speaks ? translated(made, await load(packages, '@jupyterlab/translation')) : made;
+  const built = plugin(...(await Promise.all(names.map(name => load(packages, name)))));
+  const whole = speaks ? translated(built, await load(packages, '@jupyterlab/translation')) : built;
   return () => ({ __esModule: true, default: whole });
 }
 
