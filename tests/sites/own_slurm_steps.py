@@ -65,13 +65,14 @@ def prechecked(visit: Visit) -> Visit:
     visit.remember("untouched")
     example.write(carme_head_address=visit.site.machines["portal"].address, **visit.kind.variables)
     (check, *_rest) = example.commands("site.yml")
-    visit.play("first look", check, code=2)
-    visit.remember("first look")
+    visit.play("first precheck", check, code=2)
+    visit.remember("first precheck")
     if not visit.record.is_done("hooks"):
         with visit.record.step("hooks"):
             append_hooks(visit.site, "/etc/slurm")
             hiding = re.search(
-                r"'(mount -o remount,[^']*)'+ hides them at once", findings(visit.runs["first look"].stdout)
+                r"'(mount -o remount,[^']*)'+ hides them at once",
+                findings(visit.runs["first precheck"].stdout),
             )
             assert hiding is not None
             for name in NODES:
@@ -86,7 +87,7 @@ def prechecked(visit: Visit) -> Visit:
         images_horovod=False,
         broker_audit_append_only=False,
     )
-    visit.play("second look", check)
+    visit.play("second precheck", check)
     visit.remember("before")
     return visit
 

@@ -37,7 +37,7 @@ class OwnSlurm:
     SITE: ClassVar[ExistingSlurm]
 
     def test_the_first_look_says_what_to_set_and_changes_nothing(self, prechecked: Visit) -> None:
-        precheck_run = prechecked.runs["first look"]
+        precheck_run = prechecked.runs["first precheck"]
         assert precheck_run.returncode == 2
         shown = findings(precheck_run.stdout)
         assert "Set carme_homes to the folders below which all homes lie" in shown
@@ -45,12 +45,12 @@ class OwnSlurm:
         for name in NODES:
             assert f"{name}.example.org, processes of others: /proc is mounted without hidepid" in shown
         assert all(counts["changed"] == 0 for counts in changed_hosts(precheck_run.stdout).values())
-        assert prechecked.changed("untouched", "first look") == {
+        assert prechecked.changed("untouched", "first precheck") == {
             name: set() for name in prechecked.site.machines
         }
 
     def test_after_what_it_says_nothing_stands_in_the_way(self, prechecked: Visit) -> None:
-        precheck_run = prechecked.runs["second look"]
+        precheck_run = prechecked.runs["second precheck"]
         assert precheck_run.returncode == 0, precheck_run.stdout[-4000:]
         assert "Prolog does not call" not in precheck_run.stdout and "hidepid" not in precheck_run.stdout
         assert all(counts["changed"] == 0 for counts in changed_hosts(precheck_run.stdout).values())
