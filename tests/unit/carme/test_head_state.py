@@ -244,7 +244,7 @@ def test_a_copy_is_pulled_by_a_program_and_noted(
     with pytest.raises(CarmeError, match=r"The state of other cannot be copied: no way"):
         state.pull(settings, site, "other", ssh=["sh", "-c", "echo no way >&2; exit 255"])
     assert state.last_copy(tmp_path) is None
-    copied = state.Copied("other", 2, time.time())
+    copied = state.StateCopy("other", 2, time.time())
     state.note_copy(tmp_path, copied)
     assert state.last_copy(tmp_path) == copied
 

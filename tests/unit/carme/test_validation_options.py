@@ -13,7 +13,7 @@ from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
 from carme.jobs import Access, Cluster, Node, Partition
 from carme.jobs.access import Association
 from carme.validation import checks
-from carme.validation.options import SessionSize, Wanted, session_size
+from carme.validation.options import CheckOptions, SessionSize, session_size
 
 
 def settings(**slurm: Any) -> Settings:
@@ -49,35 +49,40 @@ ADA = Access(
 @pytest.mark.parametrize(
     ("wanted", "slurm", "size"),
     [
-        (Wanted(), {}, SessionSize("cpu", None, 1, 0)),
-        (Wanted(), {"default_partition": "big"}, SessionSize("big", None, 2, 1)),
-        (Wanted(), {"default_partition": "old"}, SessionSize("cpu", None, 1, 0)),
-        (Wanted(), {"default_account": "carme"}, SessionSize("cpu", "physics", 1, 0)),
-        (Wanted(partition="big", nodes=1), {}, SessionSize("big", None, 1, 2)),
-        (Wanted(partition="big", gpus_per_node=0), {}, SessionSize("big", None, 2, 0)),
+        (CheckOptions(), {}, SessionSize("cpu", None, 1, 0)),
+        (CheckOptions(), {"default_partition": "big"}, SessionSize("big", None, 2, 1)),
+        (CheckOptions(), {"default_partition": "old"}, SessionSize("cpu", None, 1, 0)),
+        (CheckOptions(), {"default_account": "carme"}, SessionSize("cpu", "physics", 1, 0)),
+        (CheckOptions(partition="big", nodes=1), {}, SessionSize("big", None, 1, 2)),
+        (CheckOptions(partition="big", gpus_per_node=0), {}, SessionSize("big", None, 2, 0)),
     ],
 )
 def test_the_session_follows_from_what_the_site_has(
-    wanted: Wanted, slurm: dict[str, Any], size: SessionSize
+    wanted: CheckOptions, slurm: dict[str, Any], size: SessionSize
 ) -> None:
     assert session_size(wanted, CLUSTER, ADA, settings(**slurm)) == size
 
 
 def test_without_accounting_slurm_chooses_the_account() -> None:
-    assert session_size(Wanted(), CLUSTER, Access(user="ada"), settings()) == SessionSize("cpu", None, 1, 0)
+    assert session_size(CheckOptions(), CLUSTER, Access(user="ada"), settings()) == SessionSize(
+        "cpu", None, 1, 0
+    )
 
 
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        (Wanted(partition="nix"), "There is no partition 'nix'; there are: cpu, big, old and down."),
-        (Wanted(partition="old"), "The partition 'old' has no node at work."),
-        (Wanted(partition="down"), "The partition 'down' starts no jobs: its state is DOWN."),
-        (Wanted(partition="cpu", account="bio"), "You may not use the account 'bio'; yours are: physics."),
-        (Wanted(account="bio"), "You may not use the account 'bio'; yours are: physics."),
+        (CheckOptions(partition="nix"), "There is no partition 'nix'; there are: cpu, big, old and down."),
+        (CheckOptions(partition="old"), "The partition 'old' has no node at work."),
+        (CheckOptions(partition="down"), "The partition 'down' starts no jobs: its state is DOWN."),
+        (
+            CheckOptions(partition="cpu", account="bio"),
+            "You may not use the account 'bio'; yours are: physics.",
+        ),
+        (CheckOptions(account="bio"), "You may not use the account 'bio'; yours are: physics."),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_cause(wanted: Wanted, sentence: str) -> None:
+def test_what_cannot_be_is_refused_by_its_cause(wanted: CheckOptions, sentence: str) -> None:
     down = [*CLUSTER.partitions, Partition(name="down", state="DOWN", node_names=["c1"])]
     with pytest.raises(InvalidRequest) as refused:
         session_size(wanted, CLUSTER.model_copy(update={"partitions": down}), ADA, settings())
@@ -94,14 +99,14 @@ def test_what_cannot_be_is_refused_by_its_cause(wanted: Wanted, sentence: str) -
 def test_without_a_partition_that_is_of_use_the_cause_is_named(there: list[int], sentence: str) -> None:
     cluster = CLUSTER.model_copy(update={"partitions": [CLUSTER.partitions[number] for number in there]})
     with pytest.raises(InvalidRequest) as refused:
-        session_size(Wanted(), cluster, ADA, settings())
+        session_size(CheckOptions(), cluster, ADA, settings())
     assert refused.value.message == sentence
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(0, None), (-2, None), (None, -1)])
 def test_no_session_has_such_a_size(nodes: int | None, gpus: int | None) -> None:
     with pytest.raises(InvalidRequest, match="1 node or more, and 0 GPUs or more"):
-        Wanted(nodes=nodes, gpus_per_node=gpus)
+        CheckOptions(nodes=nodes, gpus_per_node=gpus)
 
 
 class Broker:

@@ -29,7 +29,7 @@ from carme.reports import Advice, JobWarning
 from carme.reports.prometheus import Prometheus
 from carme.slurm import UnixAccount
 
-__all__ = ["Alert", "Policy", "Warned", "firing"]
+__all__ = ["Alert", "Policy", "WarnedJob", "firing"]
 
 _log = logging.getLogger("carme.broker")
 
@@ -49,7 +49,7 @@ class Alert(BaseModel, frozen=True):
     advice: str = ""
 
 
-class Warned(BaseModel):
+class WarnedJob(BaseModel):
     """A job that was warned.
 
     Attributes:
@@ -68,7 +68,7 @@ class Warned(BaseModel):
     ended: datetime | None = None
 
 
-_STORED = TypeAdapter(dict[int, Warned])
+_STORED = TypeAdapter(dict[int, WarnedJob])
 
 
 def firing(answer: Any, names: Iterable[str]) -> dict[int, list[Alert]]:
@@ -112,7 +112,7 @@ class Policy:
         self._prometheus = Prometheus(place.prometheus, place.certificates) if place.prometheus else None
         self._watch, self._audit, self._stop = watch, audit, stop
         self._file = settings.broker.state_directory / FILE
-        self._warned: dict[int, Warned] = {}
+        self._warned: dict[int, WarnedJob] = {}
         self._troubled = False
 
     async def run(self) -> None:
@@ -166,14 +166,14 @@ class Policy:
             for job_id, known in sorted(self._warned.items())
         ]
 
-    def _end_of(self, known: Warned) -> datetime | None:
+    def _end_of(self, known: WarnedJob) -> datetime | None:
         """When it is stopped unless that changes."""
         policy = self._policy
         if known.stopped or not _stops(policy, known.alerts):
             return None
         return known.last + (policy.warnings - known.count + 1) * timedelta(minutes=policy.every_minutes)
 
-    def _follows(self, known: Warned) -> str:
+    def _follows(self, known: WarnedJob) -> str:
         text = f"This is warning {known.count} of {self._policy.warnings}"
         end = self._end_of(known)
         if end is None:
@@ -202,7 +202,7 @@ class Policy:
                 continue
             known = self._warned.get(job_id)
             if known is None or not _matches(known, job):
-                known = self._warned[job_id] = Warned(
+                known = self._warned[job_id] = WarnedJob(
                     user=job.user, started=job.started, count=0, last=now - every, alerts=relevant
                 )
             if _stops(self._policy, relevant) and not _stops(self._policy, known.alerts):
@@ -219,7 +219,7 @@ class Policy:
         if _STORED.dump_json(self._warned) != before:
             await asyncio.to_thread(_write, self._file, self._warned)
 
-    async def _end(self, job: Job, known: Warned, now: datetime) -> None:
+    async def _end(self, job: Job, known: WarnedJob, now: datetime) -> None:
         if not self._policy.stop:
             known.stopped = True
             self._record("stop", job, "dry_run", known)
@@ -232,7 +232,7 @@ class Policy:
         known.stopped, known.ended = True, now
         self._record("stop", job, "ok", known)
 
-    def _record(self, action: str, job: Job, result: str, known: Warned) -> None:
+    def _record(self, action: str, job: Job, result: str, known: WarnedJob) -> None:
         names = sorted(alert.name for alert in known.alerts)
         about = {"job_id": job.id, "alerts": names, "warnings": known.count}
         self._audit.record(broker_peer(), f"policy_{action}", job.user, result, **about)
@@ -243,7 +243,7 @@ def broker_peer() -> Peer:
     return Peer(os.getpid(), UnixAccount.numbered(os.geteuid()), trusted=True)
 
 
-def _matches(known: Warned, job: Job) -> bool:
+def _matches(known: WarnedJob, job: Job) -> bool:
     return known.user == job.user and known.started == job.started
 
 
@@ -260,7 +260,7 @@ def _is_exempt(job: Job, policy: PolicySettings) -> bool:
     )
 
 
-def _read(file: Path) -> dict[int, Warned]:
+def _read(file: Path) -> dict[int, WarnedJob]:
     try:
         return _STORED.validate_json(file.read_bytes())
     except FileNotFoundError:
@@ -270,7 +270,7 @@ def _read(file: Path) -> dict[int, Warned]:
         return {}
 
 
-def _write(file: Path, warned: dict[int, Warned]) -> None:
+def _write(file: Path, warned: dict[int, WarnedJob]) -> None:
     draft = file.with_suffix(".new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as opened:

@@ -44,7 +44,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _validate(arguments: argparse.Namespace) -> int:
     try:
         from carme.validation import Account, Validation
-        from carme.validation.options import Wanted, session_size
+        from carme.validation.options import CheckOptions, session_size
     except ModuleNotFoundError as error:
         raise CarmeError(
             f"The checks need the Python package {error.name}, which is not installed here.",
@@ -60,7 +60,7 @@ def _validate(arguments: argparse.Namespace) -> int:
     def report(line: str) -> None:
         print(line, file=sys.stderr if arguments.json else sys.stdout, flush=True)
 
-    wanted = Wanted(arguments.partition, arguments.account, arguments.nodes, arguments.gpus)
+    wanted = CheckOptions(arguments.partition, arguments.account, arguments.nodes, arguments.gpus)
     broker = BrokerClient()
 
     def options() -> dict[str, str]:

@@ -137,7 +137,7 @@ def _describe_units(units: Mapping[str, str]) -> str:
     return listing(running) if running else "nothing"
 
 
-def _describe_copy(copied: state.Copied | None) -> str:
+def _describe_copy(copied: state.StateCopy | None) -> str:
     if copied is None:
         return "The active head's state was never copied to this one."
     text = f"The state of {copied.source} was copied {state.age(copied):.0f} s ago."
@@ -199,7 +199,7 @@ def _pull(options: argparse.Namespace) -> int:
         if holder is None or holder.name == me:
             return 0
         count = state.pull(settings, options.config, holder.name)
-        state.note_copy(_folder(settings), state.Copied(holder.name, holder.epoch, time.time()))
+        state.note_copy(_folder(settings), state.StateCopy(holder.name, holder.epoch, time.time()))
     print(f"{number(count, 'file')} of {holder.name} copied.")
     return 0
 

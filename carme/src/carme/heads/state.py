@@ -32,7 +32,7 @@ from carme.backup.databases import copy_sqlite
 from carme.config import Settings
 from carme.errors import CarmeError
 
-__all__ = ["HEADS_FOLDER", "Copied", "last_copy", "pull", "receive", "send"]
+__all__ = ["HEADS_FOLDER", "StateCopy", "last_copy", "pull", "receive", "send"]
 
 #: Each head's own: its key for ssh and what the others are known by.
 HEADS_FOLDER = Path("/etc/carme/heads")
@@ -46,7 +46,7 @@ OWN_OF_A_HEAD = {"static", "prepared", "sync.lock", "celerybeat-schedule", "jupy
 
 
 @dataclass(frozen=True)
-class Copied:
+class StateCopy:
     """The last copy of the active head's state.
 
     Attributes:
@@ -214,7 +214,7 @@ def pull(settings: Settings, config: Path, source: str, ssh: list[str] | None = 
         return receive(settings, config, stream)
 
 
-def note_copy(folder: Path, copied: Copied) -> None:
+def note_copy(folder: Path, copied: StateCopy) -> None:
     """Note for `last_copy` what was copied."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / "copied.json.new"
@@ -222,14 +222,14 @@ def note_copy(folder: Path, copied: Copied) -> None:
     draft.replace(folder / "copied.json")
 
 
-def last_copy(folder: Path) -> Copied | None:
+def last_copy(folder: Path) -> StateCopy | None:
     """What was copied last, or None."""
     try:
-        return Copied(**json.loads((folder / "copied.json").read_text()))
+        return StateCopy(**json.loads((folder / "copied.json").read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def age(copied: Copied) -> float:
+def age(copied: StateCopy) -> float:
     """Seconds since it was copied."""
     return max(0.0, time.time() - copied.time)

@@ -5,11 +5,11 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class _Seen(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Partition(_Seen):
+class Partition(_FrozenModel):
     """A queue of the cluster; `max_minutes` is None without a limit.
 
     `groups`, `accounts`, `qos`: whose jobs it takes, of Unix groups, of accounts, and with which quality of
@@ -45,7 +45,7 @@ class Partition(_Seen):
         return qos not in self.qos if self.qos else qos in self.refused_qos
 
 
-class Node(_Seen):
+class Node(_FrozenModel):
     """A compute node. Memory in MiB; GPUs by type (`gpu` where Slurm knows no type).
 
     `address`: where Slurm reaches it, if not at its name (NodeAddr). The broker keeps it to itself.
@@ -65,7 +65,7 @@ class Node(_Seen):
     features: list[str] = []
 
 
-class Cluster(_Seen):
+class Cluster(_FrozenModel):
     """All partitions and nodes, and when Slurm reported them (UTC)."""
 
     taken: datetime
@@ -92,7 +92,7 @@ class Cluster(_Seen):
         return self.model_copy(update={"partitions": partitions, "nodes": nodes})
 
 
-class Licence(_Seen):
+class Licence(_FrozenModel):
     """So many places of a licence that Slurm hands out."""
 
     name: str
@@ -101,7 +101,7 @@ class Licence(_Seen):
     reserved: int = 0
 
 
-class Reservation(_Seen):
+class Reservation(_FrozenModel):
     """Nodes kept for somebody from `start` to `end` (UTC); processors and GPUs are over all of its nodes.
 
     `maintenance`: Slurm's flag MAINT is set.

@@ -15,7 +15,7 @@ from carme.translation import message as _
 from carme.translation import plural
 from carme.wording import listing, memory, number
 
-__all__ = ["Held", "reserved_nodes", "running_on", "shortage"]
+__all__ = ["HeldResources", "reserved_nodes", "running_on", "shortage"]
 
 NAMED = 4  # nodes, and jobs, in one sentence
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -24,7 +24,7 @@ _ALWAYS = datetime.min.replace(tzinfo=UTC)
 _Amounts = tuple[int, int, int]  # GPUs, processors, MiB
 
 
-class Held(NamedTuple):
+class HeldResources(NamedTuple):
     """What a job, or a reservation, holds of one node, and until when."""
 
     job_id: int
@@ -43,17 +43,17 @@ class _Wait(NamedTuple):
 
     node: str
     lacks: _Amounts
-    holders: list[Held]
+    holders: list[HeldResources]
     until: datetime
 
 
-def running_on(jobs: Iterable[Job]) -> dict[str, list[Held]]:
+def running_on(jobs: Iterable[Job]) -> dict[str, list[HeldResources]]:
     """What jobs hold of each node, what ends first first."""
-    found: dict[str, list[Held]] = {}
+    found: dict[str, list[HeldResources]] = {}
     for job in jobs:
         if job.is_active and not job.is_pending:
             ends, reservation = job.ends or _NEVER, job.reservation or ""
-            held = Held(job.id, job.user, job.gpu_type, _per_node(job), ends, reservation)
+            held = HeldResources(job.id, job.user, job.gpu_type, _per_node(job), ends, reservation)
             for name in expand(job.node_list):
                 found.setdefault(name, []).append(held)
     for there in found.values():
@@ -64,7 +64,7 @@ def running_on(jobs: Iterable[Job]) -> dict[str, list[Held]]:
 def shortage(
     job: Job,
     cluster: Cluster,
-    running: Mapping[str, list[Held]],
+    running: Mapping[str, list[HeldResources]],
     now: datetime,
     reservations: Sequence[Reservation] = (),
 ) -> str:
@@ -151,7 +151,9 @@ def _blocking(job: Job, reservations: Iterable[Reservation], now: datetime) -> l
     ]
 
 
-def _reserved(reservation: Reservation, node: Node, there: Iterable[Held], now: datetime) -> Held:
+def _reserved(
+    reservation: Reservation, node: Node, there: Iterable[HeldResources], now: datetime
+) -> HeldResources:
     """What a reservation keeps of a node beside what its own jobs use there."""
     whole = node.cpus, node.memory_mb
     gpus = sum(node.gpus.values())
@@ -164,7 +166,7 @@ def _reserved(reservation: Reservation, node: Node, there: Iterable[Held], now: 
     used = [sum(amounts) for amounts in zip((0, 0, 0), *inside, strict=True)]
     amounts = max(0, some - used[0]), max(0, cpus - used[1]), max(0, memory - used[2])
     begins = reservation.start if reservation.start > now else None
-    return Held(0, "", None, amounts, reservation.end, reservation.name, begins)
+    return HeldResources(0, "", None, amounts, reservation.end, reservation.name, begins)
 
 
 def _reservations(begins_of: Mapping[str, datetime | None], now: datetime) -> str:
@@ -187,7 +189,11 @@ def _suffices(amounts: _Amounts, needed: _Amounts) -> bool:
 
 
 def _wait(
-    node: Node, kind: str | None, needed: _Amounts, there: Iterable[Held], reserved: Sequence[Held] = ()
+    node: Node,
+    kind: str | None,
+    needed: _Amounts,
+    there: Iterable[HeldResources],
+    reserved: Sequence[HeldResources] = (),
 ) -> _Wait:
     gpus, cpus, memory_mb = _size(node, kind)
     gpus -= node.gpus_used.get(kind, 0) if kind else sum(node.gpus_used.values())

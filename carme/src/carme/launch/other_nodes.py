@@ -69,7 +69,7 @@ class OtherAgents:
         self._together = self._start()
         self._alone: list[int] = []
         self._joined: set[str] = set()
-        self._lost: dict[str, Lost] = {}
+        self._lost: dict[str, LostNode] = {}
 
     def failed(self) -> int | None:
         """The exit code with which they ended, unasked, before all of them had joined; None: they did not."""
@@ -88,7 +88,7 @@ class OtherAgents:
             return
         self._lost = {node: lost for node, lost in self._lost.items() if node not in present}
         for node in sorted(self._joined - present):
-            lost = self._lost.setdefault(node, Lost())
+            lost = self._lost.setdefault(node, LostNode())
             if lost.given_up or time.monotonic() < lost.due:
                 continue
             if lost.program is not None and not self._programs.has_ended(lost.program):
@@ -124,7 +124,7 @@ class OtherAgents:
         return self._programs.start([*beginning, *self._program], without_export(os.environ))
 
 
-class Lost:
+class LostNode:
     """A node whose agent was lost."""
 
     def __init__(self) -> None:

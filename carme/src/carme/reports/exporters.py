@@ -84,7 +84,7 @@ class _Sample(NamedTuple):
     values: "array[float]"
 
 
-class _Followed:
+class _ObservedJob:
     """A job that somebody observes.
 
     Attributes:
@@ -141,7 +141,7 @@ class Exporters:
 
     def __init__(self, port: int, certificates: Path, clock: Callable[[], float] = time.time) -> None:
         self._port, self._certificates, self._clock = port, certificates, clock
-        self._followed: dict[int, _Followed] = {}
+        self._followed: dict[int, _ObservedJob] = {}
         # Threads of its own: a node that is away takes seconds, and asyncio's few serve every connection.
         self._askers = ThreadPoolExecutor(CONNECTIONS, "carme-exporters")
         self._summing = ThreadPoolExecutor(1, "carme-exporters-sum")
@@ -166,7 +166,7 @@ class Exporters:
         for number, known in list(self._followed.items()):
             if now - known.wanted > FORGOTTEN_SECONDS:
                 del self._followed[number]
-        followed = self._followed.setdefault(job.id, _Followed())
+        followed = self._followed.setdefault(job.id, _ObservedJob())
         followed.wanted = now
         while len(self._followed) > MOST_JOBS:
             del self._followed[min(self._followed, key=lambda number: self._followed[number].wanted)]
@@ -185,7 +185,7 @@ class Exporters:
             keys, samples = list(followed.keys), list(followed.samples)
             return await asyncio.get_running_loop().run_in_executor(self._summing, _summary, keys, samples)
 
-    def _bound(self, current: _Followed) -> None:
+    def _bound(self, current: _ObservedJob) -> None:
         """Forget the oldest samples of all jobs while they are too many, but not the last of this job."""
         while sum(known.size for known in self._followed.values()) > MOST_VALUES:
             droppable = [

@@ -33,11 +33,11 @@ _FIELD = "scaling"
 _NAME_A_PROBE_FILE = _("Name a file that a probe wrote.")
 
 
-class _Read(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Row(_Read, PredictedStep):
+class Row(_FrozenModel, PredictedStep):
     """Strong scaling on some nodes, with so many ranks on each.
 
     Attributes:
@@ -65,7 +65,7 @@ class Row(_Read, PredictedStep):
         return self
 
 
-class Curve(_Read):
+class Curve(_FrozenModel):
     """What the model predicts for a training script.
 
     Attributes:

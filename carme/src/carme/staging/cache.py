@@ -28,7 +28,7 @@ from carme.storage import fit, space_of
 from carme.translation import message as _
 from carme.wording import size
 
-__all__ = ["Cache", "Known", "measure"]
+__all__ = ["Cache", "CacheEntry", "measure"]
 
 #: The names of entries: a stage's key; with a job's number the copy of a source that has changed meanwhile.
 ENTRY = re.compile(r"[0-9a-f]{24}(-[0-9]+)?")
@@ -37,7 +37,7 @@ RESERVE = 0.05
 
 
 @dataclass(frozen=True)
-class Known:
+class CacheEntry:
     """A complete entry: when it was last used (seconds since 1970), and its size in bytes."""
 
     key: str
@@ -122,7 +122,7 @@ class Cache:
                 os.close(lock)
             raise
 
-    def known(self) -> list[Known]:
+    def known(self) -> list[CacheEntry]:
         """The complete entries, the one that was used last at the end."""
         found = []
         for key in self._keys():
@@ -130,7 +130,7 @@ class Cache:
             with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
                 if about is not None:
                     used = os.stat(f"{self.folder}/{key}/lock").st_mtime
-                    found.append(Known(key, used, int(about["bytes"])))
+                    found.append(CacheEntry(key, used, int(about["bytes"])))
         return sorted(found, key=lambda each: each.used)
 
     def remove(self, key: str) -> bool:

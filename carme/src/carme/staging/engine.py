@@ -13,7 +13,7 @@ from carme.errors import CarmeError
 from carme.staging import incremental, tree
 from carme.staging.attributes import AttributeCopier
 from carme.staging.digests import algorithm
-from carme.staging.native import Entries, Found, Native, chosen, hasher, library
+from carme.staging.native import ChangedFolder, Entries, Native, chosen, hasher, library
 from carme.staging.options import (
     BATCH,
     MOST_PROBLEMS,
@@ -327,7 +327,7 @@ class _Run:
         if not native or not native.copies:
             self.queue.folders([("", False)])
             return False
-        changed: list[Found] | None = [] if not dry and incremental.is_eligible(options) else None
+        changed: list[ChangedFolder] | None = [] if not dry and incremental.is_eligible(options) else None
         files = 0
         same = True
         # More than cores: while one waits for the device, another one looks.
@@ -355,7 +355,7 @@ class _Run:
             self._settle_top(copier, source, destination)
         return not rest
 
-    def _wait(self, found: list[Found]) -> None:
+    def _wait(self, found: list[ChangedFolder]) -> None:
         """Have that done by the workers."""
         for each in found:
             if each.surplus:

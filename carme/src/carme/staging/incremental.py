@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from carme.staging import tree
 from carme.staging.attributes import DEFAULT, AttributeCopier, attribute_names
-from carme.staging.native import Found, Native
+from carme.staging.native import ChangedFolder, Native
 from carme.staging.options import Options
 from carme.staging.state import State
 
@@ -28,9 +28,9 @@ def copy_changed(
     source: int,
     destination: int,
     path: str,
-    found: list[Found],
+    found: list[ChangedFolder],
     notify: Callable[[int, int], None],
-) -> list[Found]:
+) -> list[ChangedFolder]:
     """Copy what has changed in folders, where that is only the contents of plain small files.
 
     Args:
@@ -60,7 +60,7 @@ def copy_changed(
         if state.whole_seconds():
             finished = True
             return found
-        rest: list[Found] = []
+        rest: list[ChangedFolder] = []
         for each in found:
             rest += _copy(native, copier, source, destination, each, notify)
         finished = True
@@ -74,9 +74,9 @@ def _copy(
     copier: AttributeCopier,
     source: int,
     destination: int,
-    found: Found,
+    found: ChangedFolder,
     notify: Callable[[int, int], None],
-) -> list[Found]:
+) -> list[ChangedFolder]:
     entries = found.entries
     if entries is None or found.parts or found.surplus:
         return [found]
@@ -93,7 +93,7 @@ def _copy(
             status = os.fstat(source_folder)
             writing = "".join(f"{tree.partial_name(name)}\0" for _, name in new).encode()
             if left := native.copy(source_folder, target_folder, new, writing, False, notify):
-                return [Found(found.path, left)]
+                return [ChangedFolder(found.path, left)]
             # The top comes last: until then the record is in it.
             if found.path:
                 copier.settle(source_folder, target_folder, status)

@@ -27,7 +27,7 @@ from pathlib import Path
 from carme.config import load
 from carme.errors import CarmeError
 from carme.staging import copy, tree
-from carme.staging.cache import ENTRY, RESERVE, Cache, Known, measure
+from carme.staging.cache import ENTRY, RESERVE, Cache, CacheEntry, measure
 from carme.storage.beeond import BeeOND
 from carme.translation import message as _
 from carme.wording import size
@@ -213,7 +213,7 @@ class Janitor:
 def known_text(cache: Cache, measured: bool) -> str:
     """A user's entries as JSON, with the sizes that are written down or what they really take."""
 
-    def taken(each: Known) -> int:
+    def taken(each: CacheEntry) -> int:
         return measure(f"{cache.folder}/{each.key}/data") if measured else max(0, each.size)
 
     return json.dumps([(each.used, taken(each), each.key) for each in cache.known()])

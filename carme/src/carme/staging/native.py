@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from carme.staging.attributes import AttributeCopier
 
-__all__ = ["FILE_NAME", "Entries", "Entry", "Found", "Native", "chosen", "hasher", "library"]
+__all__ = ["FILE_NAME", "ChangedFolder", "Entries", "Entry", "Native", "chosen", "hasher", "library"]
 
 #: What both sides send each other; raised with every change of it.
 INTERFACE = 7
@@ -165,7 +165,7 @@ class Entries:
         return Entries(b"".join(record + b"\0" for record in records[number:] + records[:number]))
 
 
-class Found:
+class ChangedFolder:
     """A folder in which something has changed.
 
     `entries`: those of it to compare; None: all, and the folders below. `parts`: these are not all.
@@ -178,7 +178,7 @@ class Found:
         self.path, self.entries, self.parts, self.surplus = path, entries, parts, surplus
 
 
-def _findings(items: bytes, batch: int) -> list[Found]:
+def _findings(items: bytes, batch: int) -> list[ChangedFolder]:
     """What `struct walk` reports."""
     found = []
     place = 0
@@ -190,15 +190,15 @@ def _findings(items: bytes, batch: int) -> list[Found]:
         records = items[begin:place]
         place += 1
         if kind == ord("F"):
-            found.append(Found(path, None))
+            found.append(ChangedFolder(path, None))
         elif kind == ord("G"):
-            found.append(Found(path, None, surplus=True))
+            found.append(ChangedFolder(path, None, surplus=True))
         elif kind == ord("R"):
-            found.append(Found(path, Entries(records)))
+            found.append(ChangedFolder(path, Entries(records)))
         else:
             each = [record + b"\0" for record in records.split(b"\0")[:-1]]
             found += [
-                Found(path, Entries(b"".join(each[first : first + batch])), parts=True)
+                ChangedFolder(path, Entries(b"".join(each[first : first + batch])), parts=True)
                 for first in range(0, max(1, len(each)), batch)
             ]
     return found
@@ -288,7 +288,7 @@ class Native:
 
     def walk(
         self, source: int, target: int, threads: int, most: int, batch: int, enough: int, surplus: bool
-    ) -> Iterator[tuple[Counts, list[Found]]]:
+    ) -> Iterator[tuple[Counts, list[ChangedFolder]]]:
         """Walk through both trees and find what has changed.
 
         Args:

@@ -25,7 +25,7 @@ class SessionSize:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CheckOptions:
     """What was named when the check was started; None: as the site has it."""
 
     partition: str | None = None
@@ -42,7 +42,7 @@ class Wanted:
             )
 
 
-def session_size(wanted: Wanted, cluster: Cluster, access: Access, settings: Settings) -> SessionSize:
+def session_size(wanted: CheckOptions, cluster: Cluster, access: Access, settings: Settings) -> SessionSize:
     """The session for a check as this user.
 
     The partition is the site's default one, else Slurm's, else the first that takes the user's jobs and has
@@ -99,7 +99,9 @@ def _idle(partition: Partition, at_work: list[Node]) -> InvalidRequest | None:
     return None
 
 
-def _candidates(wanted: Wanted, cluster: Cluster, access: Access, settings: Settings) -> list[Partition]:
+def _candidates(
+    wanted: CheckOptions, cluster: Cluster, access: Access, settings: Settings
+) -> list[Partition]:
     if wanted.partition:
         named = [partition for partition in cluster.partitions if partition.name == wanted.partition]
         if not named:

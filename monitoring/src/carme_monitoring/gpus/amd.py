@@ -49,7 +49,7 @@ class _Failed(Exception):
         self.status = status
 
 
-class _Lost(Exception):
+class _GpuLost(Exception):
     """The GPU does not answer any more."""
 
 
@@ -214,9 +214,9 @@ class AmdLibrary:
     def _read(self, calls: _Calls, device: _Device, processes: dict[int, list[GpuProcess]]) -> GpuReading:
         try:
             if device.lost:
-                raise _Lost
+                raise _GpuLost
             return _whole_gpu(calls, device, tuple(processes.get(device.kernel_id, ())))
-        except _Lost:
+        except _GpuLost:
             device.lost = True
             return GpuReading(device.gpu, lost=True)
 
@@ -266,7 +266,7 @@ def _whole_gpu(calls: _Calls, device: _Device, processes: tuple[GpuProcess, ...]
         total = calls.answer("get_gpu_memory_total", "Q", handle, _VRAM)
     except _Failed as error:
         if error.status not in _PRESENT:
-            raise _Lost from None
+            raise _GpuLost from None
         total = None
     used = requested("get_gpu_memory_usage", "Q", _VRAM)
     engines = requested("get_gpu_activity", "II")

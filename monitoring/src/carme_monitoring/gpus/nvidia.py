@@ -72,7 +72,7 @@ _THROTTLES = {
 }
 
 
-class _Lost(Exception):
+class _GpuLost(Exception):
     """The GPU fell off the bus."""
 
 
@@ -82,7 +82,7 @@ def _query(question: Callable[..., T], *arguments: Any) -> T | None:
         return question(*arguments)
     except nvml.NVMLError as error:
         if error.value in _GONE:
-            raise _Lost from None
+            raise _GpuLost from None
         return None
 
 
@@ -238,7 +238,7 @@ class NvidiaLibrary:
         for index in range(count):
             try:
                 self._devices.append(_Device(index, nvml.nvmlDeviceGetHandleByIndex(index)))
-            except (nvml.NVMLError, _Lost) as error:
+            except (nvml.NVMLError, _GpuLost) as error:
                 _log.warning("GPU %d cannot be queried: %s", index, error)
         self._listen()
 
@@ -271,10 +271,10 @@ class NvidiaLibrary:
     def _read(self, device: _Device) -> Iterator[GpuReading]:
         try:
             if device.lost:
-                raise _Lost
+                raise _GpuLost
             whole = self._whole_gpu(device)
             instances = list(self._instances(device))
-        except _Lost:
+        except _GpuLost:
             device.lost = True
             yield GpuReading(device.gpu, lost=True, xids=dict(self._xids.get(device.gpu.uuid, {})))
             return
