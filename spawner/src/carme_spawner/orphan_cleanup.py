@@ -76,7 +76,7 @@ class OrphanCleanup:
         the broker cancels again. A session that was submitted before this database had any user is of another
         database, as on a new head before its backup is restored: it goes on.
         """
-        begun = self._database_begun()
+        database_start = self._database_start()
         known = {spawner.job_id for spawner in self._spawners()}
         return [
             session
@@ -86,11 +86,11 @@ class OrphanCleanup:
             and str(session.job_id) not in known
             and (job := self._watcher.find(session.job_id))
             and not has_ended(job)
-            and begun is not None
-            and (job.submitted is None or job.submitted >= begun)
+            and database_start is not None
+            and (job.submitted is None or job.submitted >= database_start)
         ]
 
-    def _database_begun(self) -> datetime | None:
+    def _database_start(self) -> datetime | None:
         """When the first user came into the hub's database, to the second as Slurm's times; None without."""
         first: datetime | None = self._users.db.query(func.min(orm.User.created)).scalar()
         return first and first.replace(microsecond=0, tzinfo=UTC)

@@ -247,11 +247,11 @@ class CarmeSpawner(SlurmSpawner):
             raise  # it may still be at it
         except BrokerUnavailable:
             await asyncio.sleep(1)
-        begun = await self.submitted()
-        if begun is None:
+        job_id = await self.submitted()
+        if job_id is None:
             return await self.broker.submit(request, self.user.name)
         self.log.info("%s had been submitted when the broker ended", self._log_name)
-        return begun
+        return job_id
 
     async def submitted(self) -> int | None:
         """The job of this session in Slurm's queue; the broker gets some time to come back.
@@ -273,13 +273,13 @@ class CarmeSpawner(SlurmSpawner):
     async def find_submission(self) -> None:
         """Take up the job of a start whose answer an earlier hub process did not live to see."""
         try:
-            begun = await self.submitted()
+            job_id = await self.submitted()
         except CarmeError as error:
             self.log.warning("%s: whether it was submitted is not known. %s", self._log_name, error)
             return
-        if begun is not None:
+        if job_id is not None:
             self.log.info("%s had been submitted when the hub ended", self._log_name)
-            self.job_id = str(begun)
+            self.job_id = str(job_id)
             self.save_state()
             self.note(server=ServerStatus.STARTING)
 

@@ -56,9 +56,9 @@ def is_maintenance(name: str) -> bool:
 
 def shifted(window: Window | ReservationSpec, reservation: Reservation, now: datetime) -> bool:
     """Whether a reservation has other nodes or another time; the start of one that has begun stays."""
-    begun = reservation.start <= now
+    has_begun = reservation.start <= now
     return (
-        (reservation.start != window.start and not begun)
+        (reservation.start != window.start and not has_begun)
         or reservation.end != window.end
         or set(reservation.node_names) != set(window.node_names)
     )

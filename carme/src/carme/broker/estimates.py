@@ -60,7 +60,7 @@ class Estimates:
             self._drop(old.job_id)
         del self._judged[:-JUDGED]
 
-    def gone(self, job_id: int) -> None:
+    def drop(self, job_id: int) -> None:
         """A job will never start."""
         if self._open.pop(job_id, None):
             self._drop(job_id)

@@ -57,6 +57,6 @@ def _timed_forecast(
     cluster: Cluster, jobs: list[Job], reserved: list[Reservation], now: datetime
 ) -> tuple[Forecast, float]:
     """The forecast, and how many seconds of a processor it took."""
-    begun = time.thread_time()
+    start = time.thread_time()
     found = forecast(cluster, jobs, reserved, now)
-    return found, time.thread_time() - begun
+    return found, time.thread_time() - start

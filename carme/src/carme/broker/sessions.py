@@ -278,7 +278,7 @@ class SessionBook:
         if job.started:
             self.estimates.started(job.id, job.started)
         elif job.is_over:
-            self.estimates.gone(job.id)
+            self.estimates.drop(job.id)
         elif estimate and estimate.earliest and estimate.latest:
             self.estimates.give(job.id, Range(estimate.earliest, estimate.latest))
 

@@ -139,10 +139,10 @@ class Waiting:
                 if partition.name in job.partition.split(",")
                 for name in partition.node_names
             }
-            gone = [node.name for node in cluster.nodes if node.name in members and not node.available]
-            away = ", ".join(gone[:NODES_SHOWN])
-            if len(gone) > NODES_SHOWN:
-                away = _("{names} and {more} more", names=away, more=len(gone) - NODES_SHOWN)
+            unavailable = [node.name for node in cluster.nodes if node.name in members and not node.available]
+            away = ", ".join(unavailable[:NODES_SHOWN])
+            if len(unavailable) > NODES_SHOWN:
+                away = _("{names} and {more} more", names=away, more=len(unavailable) - NODES_SHOWN)
             if saved := reserved_nodes(job, cluster, self._reservations, datetime.now(UTC)):
                 return _("{saved} and down or drained: {away}", saved=saved, away=away) if away else saved
             return away
@@ -153,8 +153,8 @@ def _timed(
     short: Iterable[Job], jobs: Iterable[Job], cluster: Cluster, reservations: Sequence[Reservation]
 ) -> tuple[dict[int, str], float]:
     """The same, and the seconds of a processor that it took."""
-    begun = time.thread_time()
-    return _shortages(short, jobs, cluster, reservations), time.thread_time() - begun
+    start = time.thread_time()
+    return _shortages(short, jobs, cluster, reservations), time.thread_time() - start
 
 
 def _shortages(

@@ -237,7 +237,7 @@ class Watch:
     async def _poll(self) -> None:
         self._polls += 1
         number = self._polls
-        begun = time.process_time()
+        start = time.process_time()
         try:
             await self._poll_jobs(number)
             if self._failure:
@@ -257,7 +257,7 @@ class Watch:
             )
         await self._feed.notify()
         await self._book.save()
-        took = time.process_time() - begun
+        took = time.process_time() - start
         self._rest = min(REST_SECONDS, REST_TIMES * took) if self._slurm.has_many_jobs else 0.0
         async with self._polled:
             self._finished = number
@@ -392,10 +392,10 @@ class Watch:
             if old and old.job is not job and not same(old.job, job):
                 self._displace(old.job)
                 self._drop(job.id)
-        gone = [key for key, entry in self._entries.items() if key not in jobs and entry.poll < number]
+        missing = [key for key, entry in self._entries.items() if key not in jobs and entry.poll < number]
         now = time.monotonic()
-        self._missing = {key: self._missing.get(key, now) for key in gone}
-        for job_id in gone:
+        self._missing = {key: self._missing.get(key, now) for key in missing}
+        for job_id in missing:
             entry = self._entries[job_id]
             if entry.job.is_over:
                 self._drop(job_id)
@@ -451,8 +451,8 @@ class Watch:
         if known is not None and not known.is_over:
             self._unclosed.add(job.id)
         closed = await self._close_lost()
-        begun = known is not None and (known.started is not None or known.is_running)
-        waited = job.state is JobState.PENDING and not begun
+        has_begun = known is not None and (known.started is not None or known.is_running)
+        waited = job.state is JobState.PENDING and not has_begun
         wanted = job.id not in self._unwanted and not self._book.is_unwanted(job)
         twins = [each for each in self._found if each.key == job.key]
         if waited and wanted and self._book.is_own(job):

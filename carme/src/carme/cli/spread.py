@@ -66,10 +66,10 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, notify: Calla
         spread.submitted(job)
         if not arguments.json and not arguments.quiet:
             print(f"Job {job} copies. Should you end this command, run it again.")
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         while _active(client, job):
-            notify(Progress(spread.progress()[0], time.monotonic() - begun))
+            notify(Progress(spread.progress()[0], time.monotonic() - start))
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         print(
@@ -80,9 +80,9 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, notify: Calla
     counts, hosts = spread.progress()
     if not hosts:
         raise _without_hosts(job, arguments.destination, spread.dsync)
-    notify(Progress(counts, time.monotonic() - begun))
+    notify(Progress(counts, time.monotonic() - start))
     result = spread.finish(notify)
-    result.seconds = time.monotonic() - begun
+    result.seconds = time.monotonic() - start
     return result
 
 

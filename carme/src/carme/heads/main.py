@@ -159,9 +159,9 @@ def _promote(options: argparse.Namespace) -> int:
                     "Run carme-head pull, or use --force after a restore by carme-backup.",
                 )
             print(_describe_copy(copied))
-        begun = time.monotonic()
+        start = time.monotonic()
         promotion.promote(lease, me, options.force, lambda text: print(text, flush=True))
-        print(f"{me} is the active head after {time.monotonic() - begun:.0f} s.")
+        print(f"{me} is the active head after {time.monotonic() - start:.0f} s.")
     if settings.heads.address:
         print(f"It has the address {settings.heads.address}.")
     else:

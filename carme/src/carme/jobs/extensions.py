@@ -58,11 +58,11 @@ def extended_limit(
     """
     ends, limit = _end(job, policy)
     # Later than it started, if it was suspended in between.
-    begun = ends - timedelta(minutes=limit)
+    start = ends - timedelta(minutes=limit)
     wanted = ends + timedelta(minutes=minutes)
     bound, why = min(
         [
-            *_lengths(job, begun, policy, cluster, limits),
+            *_lengths(job, start, policy, cluster, limits),
             *_bookings(job, reservations),
             *_clashes(job, ends, wanted, cluster, list(jobs), reservations),
         ],

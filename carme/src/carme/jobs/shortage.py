@@ -90,8 +90,8 @@ def shortage(
             waits.append(_wait(node, kind, needed, there, saved))
     count = max(1, job.nodes)
     if len(waits) < count:
-        gone = [node.name for node in able if not node.available]
-        return _("down or drained: {gone}", gone=_list_names(gone)) if gone else ""
+        unavailable = [node.name for node in able if not node.available]
+        return _("down or drained: {gone}", gone=_list_names(unavailable)) if unavailable else ""
     first = sorted(waits, key=lambda wait: (wait.until, sum(wait.lacks)))[:count]
     short = [wait for wait in first if any(wait.lacks)]
     if not short:

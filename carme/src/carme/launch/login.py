@@ -156,7 +156,7 @@ def _between(descriptor: int, mark: bytes, end: float, ended: list[int]) -> byte
         ended: What `_end_of` gives for the shell: what it started may hold its output open for ever.
     """
     first, last = mark + b"\n", b"\0CARME_LOGIN_END=" + mark + b"\0"
-    read, begun = b"", False
+    read, has_begun = b"", False
     while (left := end - time.monotonic()) > 0:
         if descriptor not in select.select([descriptor, *ended], [], [], left)[0]:
             return None
@@ -164,11 +164,11 @@ def _between(descriptor: int, mark: bytes, end: float, ended: list[int]) -> byte
         if not part:
             return None
         read += part
-        if not begun:
+        if not has_begun:
             _, found, after = read.partition(first)
-            begun = bool(found)
-            read = after if begun else read[-len(first) :]
-        if begun and last in read:
+            has_begun = bool(found)
+            read = after if has_begun else read[-len(first) :]
+        if has_begun and last in read:
             return read[: read.index(last)]
         if len(read) > _MOST:
             return None

@@ -93,7 +93,7 @@ def stage(spec: JobSpec, folder: str, job_id: str, nodes: int, private: str) -> 
 
 def _copy_stage(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged) -> str:
     name, source = wanted.name, wanted.source
-    begun, printed, speed = time.monotonic(), 0.0, Rates()
+    start, printed, speed = time.monotonic(), 0.0, Rates()
 
     def report(what: Any) -> None:
         nonlocal printed
@@ -130,7 +130,7 @@ def _copy_stage(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: S
             staged.held.append(held)
     except CarmeError as error:
         raise LaunchError(Exit.NOT_STAGED, error.message, error.remedy) from None
-    taken = duration(time.monotonic() - begun)
+    taken = duration(time.monotonic() - start)
     if was_there:
         _log(f"{name}: it was there already ({taken}).")
     else:

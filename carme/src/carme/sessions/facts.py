@@ -278,8 +278,8 @@ def _latest(*moments: datetime | None) -> datetime | None:
 def _missing(facts: Facts, silent: Collection[str]) -> str:
     """The sentence for a session that continues without some of its nodes."""
     saved = expand(facts.job.node_list)
-    gone = [node for node in expand(facts.nodes) if node not in saved or node in silent]
-    if not gone:
+    lost = [node for node in expand(facts.nodes) if node not in saved or node in silent]
+    if not lost:
         return ""
     return plural(
         "The session lost its node {nodes} and continues without it. Training under "
@@ -288,8 +288,8 @@ def _missing(facts: Facts, silent: Collection[str]) -> str:
         "The session lost its nodes {nodes} and continues without them. Training under "
         "'carme-run --max-restarts' continues on the other nodes; start any other run again. "
         "To use all nodes, start a new session.",
-        len(gone),
-        nodes=", ".join(gone),
+        len(lost),
+        nodes=", ".join(lost),
     )
 
 

@@ -151,10 +151,10 @@ class SlurmCommands:
 
     async def make_reservation(self, spec: ReservationSpec) -> None:
         # What the program calls "now" is later than the moment at which it was started.
-        begun = spec.start <= datetime.now(UTC)
+        has_begun = spec.start <= datetime.now(UTC)
         await _ask(
             *["scontrol", "create", "reservation", f"ReservationName={spec.name}"],
-            *[f"StartTime={'now' if begun else _moment(spec.start)}", f"EndTime={_moment(spec.end)}"],
+            *[f"StartTime={'now' if has_begun else _moment(spec.start)}", f"EndTime={_moment(spec.end)}"],
             *[f"PartitionName={spec.partition}", f"Nodes={','.join(spec.node_names)}"],
             # Slurm would want both of a job, were both named.
             f"Accounts={','.join(spec.accounts)}" if spec.accounts else f"Users={','.join(spec.users)}",
@@ -163,10 +163,10 @@ class SlurmCommands:
         )
 
     async def make_maintenance(self, window: Window) -> None:
-        begun = window.start <= datetime.now(UTC)
+        has_begun = window.start <= datetime.now(UTC)
         await _ask(
             *["scontrol", "create", "reservation", f"ReservationName={window.name}"],
-            *[f"StartTime={'now' if begun else _moment(window.start)}", f"EndTime={_moment(window.end)}"],
+            *[f"StartTime={'now' if has_begun else _moment(window.start)}", f"EndTime={_moment(window.end)}"],
             *[f"Nodes={','.join(window.node_names)}", "Users=root", "Flags=MAINT,IGNORE_JOBS"],
         )
 

@@ -112,7 +112,7 @@ def queued(field: Mapping[str, str], has: Allotted | None) -> Job:
         # Without a limit Slurm reports an end in a year's time; of a suspended job the old one.
         planned_end=time(field["e"]) if _has_end(state) and limit is not None else None,
         seconds_left=seconds(field["L"]) if state is JobState.SUSPENDED else None,
-        failed_node=_gone(state, field["B"], field["N"]),
+        failed_node=_failed_node(state, field["B"], field["N"]),
         **array_of(f"{field['F']}_{field['K']}"),
     )
     # Which fields were given matters to nobody, and pydantic's set of them is half of a job's memory.
@@ -126,7 +126,7 @@ def array_of(text: str) -> dict[str, Any]:
     return arrays.fields(int(match[1]), match[2] + (match[3] or "")) if match else {}
 
 
-def _gone(state: JobState, first: str, node_list: str) -> str:
+def _failed_node(state: JobState, first: str, node_list: str) -> str:
     """The node on which a job's command runs or ran, if Slurm has taken it from the job because it failed."""
     known = text_of(first) and text_of(node_list) and (state is JobState.RUNNING or state.phase is Phase.OVER)
     return first if known and first not in expand(node_list) else ""  # while a job ends its list gets shorter
@@ -161,7 +161,7 @@ def accounting(output: str, separator: str) -> list[Job]:
 def accounted(rows: Iterable[Mapping[str, str]]) -> list[Job]:
     """Jobs of the accounting, from rows with what sacct writes for each of ACCOUNTING_FIELDS."""
     jobs = []
-    begun: dict[
+    first_starts: dict[
         tuple[str, str], str
     ] = {}  # jobs that have lost a node have a record for the time before, too
     for field in rows:
@@ -171,7 +171,7 @@ def accounted(rows: Iterable[Mapping[str, str]]) -> list[Job]:
         state = JobState.parse(field["State"])
         which = (field["JobIDRaw"], field["Submit"])
         if state is JobState.RESIZING:
-            begun.setdefault(which, field["Start"])
+            first_starts.setdefault(which, field["Start"])
             continue
         tres = tres_of(field["AllocTRES"] or field["ReqTRES"])
         exit_code, _, signal = field["ExitCode"].partition(":")
@@ -199,7 +199,7 @@ def accounted(rows: Iterable[Mapping[str, str]]) -> list[Job]:
                 memory_mb=int(tres.get("mem", 0)),
                 minutes_limit=int(field["TimelimitRaw"]) if field["TimelimitRaw"].isdecimal() else None,
                 submitted=time(field["Submit"]),
-                started=time(begun.get(which, field["Start"])),
+                started=time(first_starts.get(which, field["Start"])),
                 ended=time(field["End"]),
                 exit_code=int(exit_code) if over and exit_code.isdecimal() else None,
                 signal=(int(signal) or None) if over and signal.isdecimal() else None,

@@ -262,7 +262,7 @@ class _Run:
         workers: int,
     ) -> None:
         self._options, self._index, self._report, self._workers = options, index, notify, workers
-        self._begun = time.monotonic()
+        self._start = time.monotonic()
         name, self._digest = algorithm(options.hash, strong=index is not None)
         self._result = Result(workers=workers, hash=name, engine=chosen(options.engine))
         self._queue = Queue()
@@ -298,7 +298,7 @@ class _Run:
             pool.run(self._queue, self._take_report, self._progress)
         finally:
             pool.close()
-        result.seconds = time.monotonic() - self._begun
+        result.seconds = time.monotonic() - self._start
         if self._report:
             self._report(Progress(result.counts, result.seconds))
         return result
@@ -306,7 +306,7 @@ class _Run:
     def _progress(self) -> None:
         if self._report and time.monotonic() - self._reported_at >= 0.5:
             self._reported_at = time.monotonic()
-            self._report(Progress(self._result.counts, self._reported_at - self._begun))
+            self._report(Progress(self._result.counts, self._reported_at - self._start))
 
     def _add(self, problem: Problem) -> None:
         if len(self._result.problems) < MOST_PROBLEMS:

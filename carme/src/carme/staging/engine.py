@@ -273,7 +273,7 @@ class _Run:
         self.names = names
         self.options, self.notify = options, notify
         self.result = Result()
-        self.begun = time.monotonic()
+        self.start = time.monotonic()
         self.queue = Queue()
         self.large: dict[str, _Large] = {}
         self.tries: dict[str, int] = {}
@@ -302,7 +302,7 @@ class _Run:
             if options.durable and not dry:
                 tree.write_out(target_folder)
         self.result.warnings = sorted(self.result.warnings)
-        self.result.seconds = time.monotonic() - self.begun
+        self.result.seconds = time.monotonic() - self.start
         if notify:
             notify(self._progress())
 
@@ -582,7 +582,7 @@ class _Run:
 
     def _progress(self) -> Progress:
         total = self.total.known() if self.total else None
-        return Progress(self.result.counts, time.monotonic() - self.begun, *(total or (None, None)))
+        return Progress(self.result.counts, time.monotonic() - self.start, *(total or (None, None)))
 
     def _settle_top(self, copier: AttributeCopier, source: int, destination: int, unit: int = 1) -> None:
         """The top folder comes last: until now the record was in it."""

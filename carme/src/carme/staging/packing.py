@@ -40,7 +40,7 @@ def pack_image(
     workers: int,
 ) -> Result:
     """See carme.staging.pack."""
-    begun = time.monotonic()
+    start = time.monotonic()
     source, image, program = _checked(source, image, compression)
     writing = os.path.join(os.path.dirname(image), tree.partial_name(os.path.basename(image)))
     name, _factory = algorithm(options.hash, strong=True)
@@ -82,7 +82,7 @@ def pack_image(
     result.counts.copied, result.counts.unchanged = result.counts.unchanged, 0
     result.counts.bytes_copied, result.counts.bytes_unchanged = result.counts.bytes_unchanged, 0
     result.hash = name
-    result.seconds = time.monotonic() - begun
+    result.seconds = time.monotonic() - start
     return result
 
 
@@ -136,7 +136,7 @@ def _make(program: str, source: str, writing: str, compression: str, workers: in
 
 def check_image(image: str, *, notify: Callable[[Any], None] | None) -> Result:
     """Whether an image still has the digest that was written down when it was packed."""
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         with open(f"{image}.json", encoding="utf-8") as file:
             about = json.load(file)
@@ -162,7 +162,7 @@ def check_image(image: str, *, notify: Callable[[Any], None] | None) -> Result:
             _("{image}.json cannot be used: {why}.", image=tree.shown(image), why=why),
             _("Pack the image again."),
         ) from None
-    result.seconds = time.monotonic() - begun
+    result.seconds = time.monotonic() - start
     return result
 
 

@@ -25,8 +25,8 @@ class Rates:
         counts = progress.counts
         done = counts.bytes_copied + counts.bytes_unchanged
         self.recent = [*self.recent[-20:], (time.monotonic(), done, counts.files)]
-        (begun, first, first_files), (now, last, last_files) = self.recent[0], self.recent[-1]
-        span = max(now - begun, 0.001)
+        (start, first, first_files), (now, last, last_files) = self.recent[0], self.recent[-1]
+        span = max(now - start, 0.001)
         left = None
         if progress.total_bytes is not None and progress.total_files is not None and progress.seconds > 1:
             # Many small files take the time of files, few large ones that of bytes: the slower counts.

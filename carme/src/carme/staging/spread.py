@@ -101,7 +101,7 @@ class Spread:
             dsync: There are no units; mpiFileUtils' dsync copies, started by one worker on all of its nodes.
         """
         with _explained_errors(self.folder):
-            for unit in self._begun():
+            for unit in self._interrupted_units():
                 _copy_unit(self.source, self.destination, unit, self.options, None)
             for name in ("claims", "done", "workers"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -131,7 +131,7 @@ class Spread:
         plan = {"source": self.source, "options": options, "job": job, "dsync": self.dsync}
         _write(self.folder / "plan.json", plan)
 
-    def _begun(self) -> list[Unit]:
+    def _interrupted_units(self) -> list[Unit]:
         """The units that somebody has taken and not finished."""
         if not (self.folder / "claims").is_dir():
             return []
@@ -154,7 +154,7 @@ class Spread:
         """What the workers have not done, when there are none any more; the whole copy's result."""
         done, hosts = self.progress()
         with _explained_errors(self.folder):
-            for unit in self._begun():
+            for unit in self._interrupted_units():
                 _copy_unit(self.source, self.destination, unit, self.options, None)
 
         def reported(what: Problem | Progress | tuple[str, str]) -> None:
@@ -204,7 +204,7 @@ def work(folder: str, name: str = "") -> Result:
     source, destination, options = plan["source"], os.path.realpath(where.parent), Options(**plan["options"])
     host = socket.gethostname()
     total = Result(hosts=[host])
-    begun = time.monotonic()
+    start = time.monotonic()
     reported = 0.0
     counts_file = where / "workers" / f"{name or host}-{os.getpid()}.json"
 
@@ -238,7 +238,7 @@ def work(folder: str, name: str = "") -> Result:
                 reported = time.monotonic()
                 write_counts()
         write_counts()
-    total.seconds = time.monotonic() - begun
+    total.seconds = time.monotonic() - start
     return total
 
 

@@ -71,7 +71,7 @@ class Copier(ContentCopier):
                     else:
                         added = self._batch(source, target, path, first)
                     if self.replace and target is not None and not empty:
-                        added |= self._remove_gone(source, target, path)
+                        added |= self._remove_surplus(source, target, path)
                     if target is not None and path:
                         if added:
                             self.report.waiting.append(path)
@@ -197,7 +197,7 @@ class Copier(ContentCopier):
             if target is None:
                 return
             self._sweep(source, target, path)
-            self._remove_gone(source, target, path)
+            self._remove_surplus(source, target, path)
             if path:
                 self.report.waiting.append(path)
 
@@ -253,9 +253,9 @@ class Copier(ContentCopier):
             except OSError as error:
                 self.problem(join(path, name), error)
 
-    def _remove_gone(self, source: int, target: int, path: str) -> bool:
+    def _remove_surplus(self, source: int, target: int, path: str) -> bool:
         """Remove what the source does not have; whether there was any."""
-        gone = []
+        surplus = []
         with os.scandir(target) as entries:
             for entry in entries:
                 name = entry.name
@@ -264,10 +264,10 @@ class Copier(ContentCopier):
                 try:
                     os.stat(name, dir_fd=source, follow_symlinks=False)
                 except FileNotFoundError:
-                    gone.append(name)
-        for name in gone:
+                    surplus.append(name)
+        for name in surplus:
             self._remove(target, path, name)
-        return bool(gone)
+        return bool(surplus)
 
     def _remove(self, target: int, path: str, name: str) -> None:
         where = join(path, name)

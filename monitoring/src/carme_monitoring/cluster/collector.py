@@ -69,7 +69,7 @@ class ClusterCollector(Collector):
             yield from list(self._collect())
 
     def _collect(self) -> Iterator[Metric]:
-        begun = time.monotonic()
+        start = time.monotonic()
         answers = self._health()
         requested = time.monotonic()
         try:
@@ -85,7 +85,7 @@ class ClusterCollector(Collector):
             self._events.take(overview)
             yield from self._site(overview)
         yield from self._events.collect()
-        yield single("carme_cluster_pass_seconds", "Time of this pass.", time.monotonic() - begun)
+        yield single("carme_cluster_pass_seconds", "Time of this pass.", time.monotonic() - start)
 
     def _site(self, overview: Overview) -> Iterator[Metric]:
         yield single("carme_slurm_up", "1 while Slurm answers the broker.", float(not overview.failure))

@@ -80,9 +80,9 @@ class Events:
             self._ended.labels(partition, job.state.value.lower()).inc()
 
     def _session(self, old: SessionFigures | None, session: SessionFigures) -> None:
-        begun, open_ = session.marks.get(Step.ALLOCATED), session.marks.get(Step.ROUTED)
-        if begun and open_ and (old is None or Step.ROUTED not in old.marks):
-            self._spawns.labels(self._images.name(session.image or "")).observe(_seconds(begun, open_))
+        allocated, ready = session.marks.get(Step.ALLOCATED), session.marks.get(Step.ROUTED)
+        if allocated and ready and (old is None or Step.ROUTED not in old.marks):
+            self._spawns.labels(self._images.name(session.image or "")).observe(_seconds(allocated, ready))
         if session.state is SessionState.ENDED and (old is None or old.state is not SessionState.ENDED):
             self._sessions_ended.labels(session.ending.value if session.ending else "").inc()
 

@@ -46,7 +46,7 @@ class Health:
 
 
 def _ask(url: str) -> Answer:
-    begun = time.monotonic()
+    start = time.monotonic()
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
     try:
@@ -57,4 +57,4 @@ def _ask(url: str) -> Answer:
         up = False
     finally:
         connection.close()
-    return Answer(up, time.monotonic() - begun)
+    return Answer(up, time.monotonic() - start)

@@ -168,8 +168,8 @@ class AmdLibrary:
         readings = [self._read(self._calls, device, processes) for device in self._devices]
         self._known |= {device.gpu.uuid: device.gpu for device in self._devices}
         present = {reading.gpu.uuid for reading in readings}
-        gone = [GpuReading(gpu, lost=True) for uuid, gpu in self._known.items() if uuid not in present]
-        return readings + gone
+        missing = [GpuReading(gpu, lost=True) for uuid, gpu in self._known.items() if uuid not in present]
+        return readings + missing
 
     def close(self) -> None:
         """See `GpuLibrary.close`."""

@@ -55,7 +55,7 @@ class _Reader:
     def _run(self) -> None:
         while True:
             self._wanted.acquire()
-            begun = time.monotonic()
+            start = time.monotonic()
             try:
                 readings, state, message = self.library.read(), LibraryState.OK, ""
             except GpuLibraryMissing as error:
@@ -66,7 +66,7 @@ class _Reader:
                 _log.exception("Reading the GPUs through %s failed.", self.library.vendor)
                 readings, state, message = [], LibraryState.FAILED, repr(error)
             with self._done:
-                self._snapshot = Snapshot(state, readings, time.monotonic() - begun)
+                self._snapshot = Snapshot(state, readings, time.monotonic() - start)
                 self._answered += 1
                 self._done.notify_all()
             self._report(state, message)

@@ -69,7 +69,7 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, from one pass."""
-        begun = time.monotonic()
+        start = time.monotonic()
         snapshots = self._gpus.snapshots()
         allocations = self._allocations.all()
         usages = self._cgroups.usage(owned=allocations)
@@ -95,7 +95,7 @@ class NodeCollector(Collector):
         if self._training:
             yield from _training_metrics(self._training.jobs(), allocations, users)
         yield single(
-            "carme_exporter_pass_seconds", "Time of the pass over this node.", time.monotonic() - begun
+            "carme_exporter_pass_seconds", "Time of the pass over this node.", time.monotonic() - start
         )
 
     def _user(self, usage: Usage, allocation: Allocation | None) -> str:
