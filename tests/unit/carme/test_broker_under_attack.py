@@ -193,7 +193,7 @@ async def test_nobody_waits_for_one_who_wants_everything() -> None:
     order: list[int] = []
 
     async def work(uid: int) -> None:
-        async with shares.take(uid):
+        async with shares.slot(uid):
             order.append(uid)
             await go_on.wait()
 

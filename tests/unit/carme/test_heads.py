@@ -75,39 +75,39 @@ def until(holds: Callable[[], object]) -> None:
 def test_the_lease_has_one_holder(lease: Callable[..., Lease]) -> None:
     a, b = lease("a"), lease("b")
     assert a.read() is None and a.renew() is None
-    taken = a.take()
+    taken = a.acquire()
     assert taken is not None and (taken.name, taken.epoch) == ("a", 1)
-    assert b.take() is None and b.renew() is None
+    assert b.acquire() is None and b.renew() is None
     seen = b.read()
     assert seen is not None and seen.name == "a" and seen.is_alive
-    again = a.take()
+    again = a.acquire()
     assert again is not None and again.epoch == 1
 
 
 def test_it_changes_hands_when_it_is_released_forced_or_has_run_out(lease: Callable[..., Lease]) -> None:
     a, b = lease("a"), lease("b")
-    a.take()
+    a.acquire()
     a.release()
     seen = b.read()
     assert seen is not None and not seen.is_alive
-    taken = b.take()
+    taken = b.acquire()
     assert taken is not None and (taken.name, taken.epoch) == ("b", 2)
-    assert a.renew() is None and a.take() is None
+    assert a.renew() is None and a.acquire() is None
     b.release()
     assert b.renew() is None  # also when its host starts again
-    again = b.take()
+    again = b.acquire()
     assert again is not None and again.epoch == 2 and b.renew() is not None
-    forced = a.take(force=True)
+    forced = a.acquire(force=True)
     assert forced is not None and (forced.name, forced.epoch) == ("a", 3)
     short = lease("a", 0.01)
     assert short.renew() is not None
-    until(lambda: b.take() is not None)
+    until(lambda: b.acquire() is not None)
     assert short.renew() is None
 
 
 def test_a_name_is_no_sql(lease: Callable[..., Lease]) -> None:
     odd = lease("a'; DROP TABLE carme_head; --")
-    taken = odd.take()
+    taken = odd.acquire()
     assert taken is not None and odd.renew() == taken
 
 
@@ -160,7 +160,7 @@ def held(tmp_path: Path, server: str) -> Iterator[Callable[..., Held]]:
 def test_a_head_that_is_not_active_does_not_start(
     lease: Callable[..., Lease], held: Callable[..., Held]
 ) -> None:
-    lease("other").take()
+    lease("other").acquire()
     process = held().process
     _out, error = process.communicate(timeout=HANG)
     assert process.returncode == 3
@@ -170,10 +170,10 @@ def test_a_head_that_is_not_active_does_not_start(
 def test_an_active_head_stops_when_another_was_promoted(
     lease: Callable[..., Lease], held: Callable[..., Held]
 ) -> None:
-    lease(socket.gethostname()).take()
+    lease(socket.gethostname()).acquire()
     head = held()
     head.until_ready()
-    lease("other").take(force=True)
+    lease("other").acquire(force=True)
     _out, error = head.process.communicate(timeout=HANG)
     assert head.process.returncode == 3 and "other is the active head (epoch 2)" in error
 
@@ -181,19 +181,19 @@ def test_an_active_head_stops_when_another_was_promoted(
 def test_an_active_head_that_is_stopped_stays_the_holder(
     lease: Callable[..., Lease], held: Callable[..., Held]
 ) -> None:
-    lease(socket.gethostname()).take()
+    lease(socket.gethostname()).acquire()
     head = held()
     head.until_ready()
     head.process.send_signal(signal.SIGTERM)
     head.process.communicate(timeout=HANG)
     assert head.process.returncode == 0
-    assert lease("other").take() is None
+    assert lease("other").acquire() is None
 
 
 def test_an_active_head_without_the_database_stops(
     server: str, lease: Callable[..., Lease], held: Callable[..., Held]
 ) -> None:
-    lease(socket.gethostname()).take()
+    lease(socket.gethostname()).acquire()
     with tempfile.TemporaryDirectory(prefix="carme-heads-") as folder:
         Path(folder).chmod(0o755)
         away = Path(folder, "server")
@@ -281,7 +281,7 @@ def test_the_first_head_is_promoted_at_once(lease: Callable[..., Lease], systemc
 
 def test_a_head_beside_an_active_one_is_refused(lease: Callable[..., Lease], systemctl: Path) -> None:
     active = lease("a")
-    active.take()
+    active.acquire()
     done = threading.Event()
 
     def renew() -> None:
@@ -316,7 +316,7 @@ class Noted(Lease):
 def test_the_lease_of_a_dead_head_is_waited_for(
     server: str, lease: Callable[..., Lease], systemctl: Path
 ) -> None:
-    lease("a", 1.0).take()
+    lease("a", 1.0).acquire()
     noted = Noted(server, ACCOUNT, "b", LONG)
     assert promotion.promote(noted, "b", False, print).epoch == 2
     assert running(systemctl) == ALL
@@ -339,7 +339,7 @@ def test_a_head_whose_service_does_not_stop_keeps_the_lease(
     (systemctl / "broken").touch()
     with pytest.raises(CarmeError, match=r"do not stop: carme-hub\.service"):
         promotion.demote(lease("a"), "a", print)
-    assert lease("b").take() is None
+    assert lease("b").acquire() is None
 
 
 def test_a_service_that_does_not_start_is_named(lease: Callable[..., Lease], systemctl: Path) -> None:

@@ -180,7 +180,7 @@ def test_a_prediction_stays_with_its_job(curve: Curve) -> None:
             key="k", user="ada", kind="batch", name="train", job_id=7, submitted=BEGIN, prediction=prediction
         )
     )
-    saved, _ = records.take()
+    saved, _ = records.take_changes()
     again = Records()
     again.load(BEGIN - timedelta(days=1), [Record.model_validate_json(saved[0].model_dump_json())])
     assert again.known(job(key="k")).prediction == prediction

@@ -255,6 +255,6 @@ def test_only_the_latest_estimates_count() -> None:
         estimates.give(number, Range(now, now))
         estimates.started(number, now if number % 2 else now + timedelta(days=1))
     assert estimates.record == (JUDGED / 2, JUDGED)
-    changed, dropped = estimates.take()
+    changed, dropped = estimates.take_changes()
     assert len(changed) == JUDGED and len(dropped) == 2 * JUDGED
-    assert estimates.take() == ([], [])
+    assert estimates.take_changes() == ([], [])

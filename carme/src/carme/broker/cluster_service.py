@@ -38,7 +38,7 @@ class ClusterService:
     @handles(protocol.GetReport)
     async def report(self, peer: Peer, request: protocol.GetReport) -> Report:
         job = await self._jobs.find(peer, request.job_id, request.user)
-        async with self._context.accounting.take(peer.account.uid):
+        async with self._context.accounting.slot(peer.account.uid):
             report = await self._reports.report(job)
         return report.model_copy(update={"advice": [*self._policy.notices(job), *report.advice]})
 
@@ -56,7 +56,7 @@ class ClusterService:
         account = await acting_for(peer, request.user, self._context.settings)
         if account is None:
             return []
-        async with self._context.accounting.take(peer.account.uid):
+        async with self._context.accounting.slot(peer.account.uid):
             return await self._context.slurm.coordinated_accounts(account.name)
 
     @handles(protocol.GetOverview)

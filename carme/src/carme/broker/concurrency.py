@@ -21,7 +21,7 @@ class ConcurrencyLimit:
         self._own: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def take(self, uid: int) -> AsyncIterator[None]:
+    async def slot(self, uid: int) -> AsyncIterator[None]:
         """Hold one of the places of the user with this number."""
         own = self._own.get(uid) or asyncio.Semaphore(self._each)
         self._own[uid] = own

@@ -60,20 +60,20 @@ class Estimates:
             self._drop(old.job_id)
         del self._judged[:-JUDGED]
 
-    def drop(self, job_id: int) -> None:
+    def discard(self, job_id: int) -> None:
         """A job will never start."""
         if self._open.pop(job_id, None):
             self._drop(job_id)
 
-    def take(self) -> tuple[list[Estimate], list[int]]:
+    def take_changes(self) -> tuple[list[Estimate], list[int]]:
         """What has changed since the last call, and the jobs whose ranges are to be known no more."""
         changes = list(self._changed.values()), list(self._dropped)
         self._changed.clear()
         self._dropped.clear()
         return changes
 
-    def take_back(self, changed: Iterable[Estimate], dropped: Iterable[int]) -> None:
-        """The changes of the last `take` could not be stored; later ones win."""
+    def restore_changes(self, changed: Iterable[Estimate], dropped: Iterable[int]) -> None:
+        """The changes of the last `take_changes` could not be stored; later ones win."""
         for estimate in changed:
             if estimate.job_id not in self._dropped:
                 self._changed.setdefault(estimate.job_id, estimate)

@@ -182,7 +182,7 @@ class JobFiles:
 
         With `tail` it begins where so many lines are left.
         """
-        async with self._context.programs.take(owner.uid):
+        async with self._context.programs.slot(owner.uid):
             done = await run(
                 *[self._context.python, "-I", "-S", str(log_reader.__file__)],
                 *[str(path), str(offset), str(limit)],

@@ -29,7 +29,7 @@ class Jobs:
         job = context.watch.job(job_id) if task is None else context.watch.task(job_id, task)
         if job is None:
             try:
-                async with context.accounting.take(peer.account.uid):
+                async with context.accounting.slot(peer.account.uid):
                     job = await context.slurm.accounted(job_id, task)
                 job = job and context.book.records.known(job)
             except SlurmError as error:
@@ -77,7 +77,7 @@ class Jobs:
         context = self._context
         account = await acting_for(peer, request.user, context.settings)
         since = request.since or datetime.now(UTC) - HISTORY
-        async with context.accounting.take(peer.account.uid):
+        async with context.accounting.slot(peer.account.uid):
             found = await context.slurm.history(
                 account.name if account else None, since, request.limit, request.until
             )

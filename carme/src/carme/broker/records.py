@@ -172,7 +172,7 @@ class Records:
             if last is not None and last < now - RETENTION:
                 self._drop(key)
 
-    def take(self) -> tuple[list[Record], list[str]]:
+    def take_changes(self) -> tuple[list[Record], list[str]]:
         """What has changed since the last call, and the keys of those that are known no more."""
         changed = [self._records[key] for key in self._changed if key in self._records]
         dropped = [key for key in self._dropped if key not in self._records]
@@ -180,8 +180,8 @@ class Records:
         self._dropped.clear()
         return changed, dropped
 
-    def take_back(self, changed: Iterable[Record], dropped: Iterable[str]) -> None:
-        """What the last `take` reported could not be kept."""
+    def restore_changes(self, changed: Iterable[Record], dropped: Iterable[str]) -> None:
+        """What the last `take_changes` reported could not be kept."""
         self._changed |= {record.key for record in changed}
         self._dropped |= set(dropped)
 

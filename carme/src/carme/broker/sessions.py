@@ -251,14 +251,14 @@ class SessionBook:
         """Keep what has changed. Returns when it would survive the broker's end."""
         sessions = [self._entries[job_id].facts for job_id in self._unsaved if job_id in self._entries]
         forgotten = [job_id for job_id in self._forgotten if job_id not in self._entries]
-        changes = Changes(sessions, forgotten, *self.estimates.take(), *self.records.take())
+        changes = Changes(sessions, forgotten, *self.estimates.take_changes(), *self.records.take_changes())
         self._unsaved.clear()
         self._forgotten.clear()
         if not await self._store.write(changes):
             self._unsaved |= {facts.job.id for facts in sessions}
             self._forgotten |= set(forgotten)
-            self.estimates.take_back(changes.estimates, changes.dropped)
-            self.records.take_back(changes.records, changes.unrecorded)
+            self.estimates.restore_changes(changes.estimates, changes.dropped)
+            self.records.restore_changes(changes.records, changes.unrecorded)
 
     def expire(self) -> None:
         """Forget sessions and jobs that ended long ago, and the oldest sessions of users with very many."""
@@ -278,7 +278,7 @@ class SessionBook:
         if job.started:
             self.estimates.started(job.id, job.started)
         elif job.is_over:
-            self.estimates.drop(job.id)
+            self.estimates.discard(job.id)
         elif estimate and estimate.earliest and estimate.latest:
             self.estimates.give(job.id, Range(estimate.earliest, estimate.latest))
 

@@ -53,7 +53,7 @@ class StageIns:
             if order is None:
                 entry.drop()
                 return None
-            async with context.programs.take(owner.uid):
+            async with context.programs.slot(owner.uid):
                 job_id = await self._submitter.start(order, owner)
             entry.add(job_id=job_id)
         await self._submitter.track(order, owner, job_id)
@@ -68,7 +68,7 @@ class StageIns:
         first = stage_in_order(order, owner, cluster, context.settings.staging.minutes)
         if first is None:
             return order
-        async with context.programs.take(owner.uid):
+        async with context.programs.slot(owner.uid):
             job_id = await self._submitter.start(first, owner)
         self._features[job_id] = data_features(order, owner)
         await self._submitter.track(first, owner, job_id)
@@ -78,7 +78,7 @@ class StageIns:
         """Cancel the stage-in job of a job that is not to run any more."""
         with contextlib.suppress(CarmeError):
             self._context.watch.unwanted(job_id)
-            async with self._context.programs.take(owner.uid):
+            async with self._context.programs.slot(owner.uid):
                 await self._context.slurm.cancel(str(job_id), owner)
 
     async def cancel_for(self, job: Job, owner: UnixAccount) -> None:

@@ -40,7 +40,7 @@ class Submissions:
                 order = await self._submitter.order(request.request, owner)
                 if request.request.stage:
                     order = await self._stage_ins.submit_for(order, owner)
-                async with context.programs.take(owner.uid):
+                async with context.programs.slot(owner.uid):
                     job_id = await self._start(order, owner)
             except CarmeError as error:
                 if order and error.code == "slurm-away":
@@ -73,7 +73,7 @@ class Submissions:
     async def test(self, peer: Peer, request: protocol.TestStart) -> StartEstimate:
         owner = await owner_of_job(peer, request.user, self._context.settings)
         order = await self._submitter.order(request.request, owner)
-        async with self._context.programs.take(owner.uid):
+        async with self._context.programs.slot(owner.uid):
             found = await self._context.slurm.estimate(order, owner)
         if found.start is None:
             return found

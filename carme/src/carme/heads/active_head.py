@@ -42,7 +42,7 @@ def hold(settings: Settings, lease: Lease, me: str) -> int:
     if holder is None:
         return _another_is_active(lease)
     if settings.heads.address:
-        address.take(settings.heads.address, settings.heads.interface)
+        address.assign(settings.heads.address, settings.heads.interface)
     _notify(f"READY=1\nSTATUS=Active in epoch {holder.epoch}.")
     print(f"{me} is the active head (epoch {holder.epoch}).", flush=True)
     renewed = began

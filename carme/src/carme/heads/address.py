@@ -10,14 +10,14 @@ from pathlib import Path
 
 from carme.errors import CarmeError
 
-__all__ = ["drop", "take"]
+__all__ = ["assign", "drop"]
 
 _BROADCAST = b"\xff" * 6
 _ARP, _IPV4 = 0x0806, 0x0800
 _REQUEST = 1
 
 
-def take(address: str, interface: str) -> None:
+def assign(address: str, interface: str) -> None:
     """Give an interface the address, and announce it to the neighbours. Raises CarmeError."""
     _ip(["address", "replace", _as_shown(address), "dev", interface])
     ip = ip_interface(address).ip

@@ -100,7 +100,7 @@ class Lease:
         """
         return self._ask(_RENEW, within)
 
-    def take(self, force: bool = False) -> Holder | None:
+    def acquire(self, force: bool = False) -> Holder | None:
         """Get it, if it is free, has run out or is ours; with `force` in any case. Else None."""
         return self._ask(_TABLE + _TAKE, None, force="true" if force else "false")
 

@@ -40,7 +40,7 @@ def promote(lease: Lease, me: str, force: bool, report: Callable[[str], None]) -
     holder = lease.read()
     if holder is not None and holder.name != me and not force:
         _wait_until_free(lease, holder, report)
-    taken = lease.take(force)
+    taken = lease.acquire(force)
     if taken is None:
         raise _is_active(lease.read() or holder)
     report(f"{me} has the lease (epoch {taken.epoch}).")
