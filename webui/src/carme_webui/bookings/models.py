@@ -152,7 +152,9 @@ class Booking(models.Model):
     def people(self) -> "list[User]":
         """The owner and who else may use it."""
         if self.project is not None:
-            return [one.user for one in self.project.memberships.all() if one.user.is_active]
+            return [
+                membership.user for membership in self.project.memberships.all() if membership.user.is_active
+            ]
         return [self.owner, *User.objects.filter(username__in=self.users, is_active=True)]
 
     def take(self, proposed: BookingRequest, node_names: list[str]) -> None:
@@ -263,8 +265,8 @@ class Booking(models.Model):
         """The look of the state."""
         if self.problem:
             return "failed"
-        looks = {BookingState.REQUESTED: "pending", BookingState.APPROVED: "booked"}
-        return looks.get(BookingState(self.state), "running" if not self.is_over else "ended")
+        tones = {BookingState.REQUESTED: "pending", BookingState.APPROVED: "booked"}
+        return tones.get(BookingState(self.state), "running" if not self.is_over else "ended")
 
     @property
     def heading(self) -> str:

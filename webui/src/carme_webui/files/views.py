@@ -19,7 +19,7 @@ from carme_webui.files import services
 from carme_webui.files.places import crumbs, key_of, path_of_query, places_of, shown, value_of_query, within
 from carme_webui.files.quota import folder_quotas
 from carme_webui.help_links import explained
-from carme_webui.scaling.probes import looks_like_result
+from carme_webui.scaling.probes import is_named_like_result
 
 __all__ = ["delete", "download", "folder", "make", "quota", "rename", "upload"]
 
@@ -36,7 +36,7 @@ class Row:
     @property
     def is_result(self) -> bool:
         """Whether it may be the result of a probe, which the start form takes."""
-        return looks_like_result(self.entry)
+        return is_named_like_result(self.entry)
 
 
 @require_safe

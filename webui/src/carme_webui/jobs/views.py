@@ -77,7 +77,7 @@ PER_PAGE = 25
 MOST_NAMED = 20
 TASK_DIGITS = 7
 # Seconds between two polls of a log that somebody follows; longer while nothing is written.
-LOOK, CALM = 1.0, 5.0
+POLL, CALM = 1.0, 5.0
 # Seconds after which the browser opens a new stream: then its login is checked again.
 STREAM_ENDS_AFTER = 600.0
 
@@ -379,7 +379,7 @@ async def _follow(job_id: int, user: str, offset: int, language: str) -> AsyncIt
     """The events; errors are in the reader's language, which is not that of the event loop."""
     site = AsyncBrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT)
     clock = asyncio.get_running_loop().time
-    end, pause = clock() + STREAM_ENDS_AFTER, LOOK
+    end, pause = clock() + STREAM_ENDS_AFTER, POLL
     yield "retry: 2000\n\n"
     while clock() < end:
         try:
@@ -395,7 +395,7 @@ async def _follow(job_id: int, user: str, offset: int, language: str) -> AsyncIt
             await asyncio.sleep(CALM)
             continue
         if part.text:
-            offset, pause = part.offset, LOOK
+            offset, pause = part.offset, POLL
             yield f"id: {offset}\nevent: text\ndata: {json.dumps(part.text)}\n\n"
             if part.offset < part.size:
                 continue

@@ -75,7 +75,7 @@ def _manages(user: User, account: str) -> bool:
 
 
 def _coordinated_by(user: User) -> list[str]:
-    key = f"accounts-led-{user.pk}"
+    key = f"coordinated-accounts-{user.pk}"
     known = cache.get(key)
     if known is None:
         known = broker().coordinated_accounts(user=user.username)

@@ -378,8 +378,8 @@ def _form(
     presets: list[Preset] | None = None,
 ) -> StartForm:
     user = signed_in(request)
-    # Anyone who looks as a user sees pages of the portal; what lies in the user's home stays theirs.
-    looks = hasattr(request, "impersonator")
+    # Impersonation shows pages of the portal, never files of the user's home.
+    impersonated = hasattr(request, "impersonator")
     return StartForm(
         data,
         cluster=usable_by(user, cluster),
@@ -393,7 +393,7 @@ def _form(
         booking=request.GET.get("booking", ""),
         requested=request.GET.dict(),
         datasets=datasets_of(user),
-        read=None if looks else lambda path: curve_of(path, user, broker()),
+        read=None if impersonated else lambda path: curve_of(path, user, broker()),
         presets=Preset.of(user) if presets is None else presets,
     )
 

@@ -66,7 +66,7 @@ class _Mailboxes:
     collect_at: int = _COLLECT_FROM
 
 
-_made: "weakref.WeakKeyDictionary[Any, _Mailboxes]" = weakref.WeakKeyDictionary()
+_by_context: "weakref.WeakKeyDictionary[Any, _Mailboxes]" = weakref.WeakKeyDictionary()
 
 
 class Mailboxes:
@@ -100,7 +100,7 @@ class Mailboxes:
                 ends[rank] += box.slots * box.room
         self._numbers = segments_of(context, group, max(ends[self._me], 1), timeout)
         self._memory = context.segment_array(self._numbers[self._me])
-        mailboxes = _made.setdefault(context, _Mailboxes())
+        mailboxes = _by_context.setdefault(context, _Mailboxes())
         mailboxes.living.add(self)
         self._drop = weakref.finalize(self, mailboxes.dropped.append, self._numbers)
         self._drop.atexit = False
@@ -272,7 +272,7 @@ def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:
         group: For no other use meanwhile.
         timeout: Milliseconds after which waiting is given up; -1: never.
     """
-    mailboxes = _made.setdefault(context, _Mailboxes())
+    mailboxes = _by_context.setdefault(context, _Mailboxes())
     if len(mailboxes.living) >= mailboxes.collect_at:
         gc.collect()  # a model and what is attached to it hold each other
         mailboxes.collect_at = max(_COLLECT_FROM, 2 * len(mailboxes.living))

@@ -116,9 +116,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         )
     if any(known.ranks == ranks for known in here.process_sets.values()):
         raise InvalidCall(f"{members} is known already.", "Use the one that add_process_set gave before.")
-    here.made_process_sets += 1
-    members.form(here.made_process_sets)
-    here.process_sets[here.made_process_sets] = members
+    here.process_sets_created += 1
+    members.form(here.process_sets_created)
+    here.process_sets[here.process_sets_created] = members
     return members
 
 

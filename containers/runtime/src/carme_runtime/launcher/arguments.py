@@ -348,7 +348,7 @@ def _check_mpi(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
 
 def _as_ours(arguments: list[str]) -> list[str]:
     """Tarantella's options in this command's words."""
-    arguments = _one_variable_each(arguments)
+    arguments = _with_flag_per_variable(arguments)
     count = _own_options(arguments)
     own, rest = arguments[:count], arguments[count:]
     if rest[:1] == ["-m"] and _names_hosts(own, rest[1:]):
@@ -378,7 +378,7 @@ def _own_options(arguments: list[str]) -> int:
     return len(arguments)
 
 
-def _one_variable_each(arguments: list[str]) -> list[str]:
+def _with_flag_per_variable(arguments: list[str]) -> list[str]:
     """With -x before each variable: Tarantella's launcher takes several after one, and then --."""
     index = _own_options(arguments)
     while (

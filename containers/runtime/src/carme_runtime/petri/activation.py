@@ -112,10 +112,10 @@ class Rule:
         touched = [*self.takes, *(state for state, _ in self.gives)]
         waits = self.reads or self.empties or self.transition.needs or any(state.tracked for state in touched)
         self.simple = not waits and not self.transition.guard
-        has_one = len(self.inputs) == 1 and self.inputs[0][0].weight == 1
-        self.single = self.simple and has_one
+        single_input = len(self.inputs) == 1 and self.inputs[0][0].weight == 1
+        self.single = self.simple and single_input
         #: Whether a worker could start it with a token that it has, if it knows that the guard passes.
-        self.follows = not waits and has_one
+        self.follows = not waits and single_input
         self.tracked_takes = [
             (state, count) for state, count in self.takes.items() if state.tracked and count
         ]

@@ -112,8 +112,8 @@ class Run:
 
     def check_same(self, planned: Plan) -> None:
         """Raise Mismatch where ranks have other plans than this one."""
-        ways = [(way.recomputes, way.spilled_bytes) for way in planned.ways]
-        if not self._same(repr((planned.cuts, planned.schedule, planned.samples, planned.batch_norm, ways))):
+        fits = [(fit.recomputes, fit.spilled_bytes) for fit in planned.fits]
+        if not self._same(repr((planned.cuts, planned.schedule, planned.samples, planned.batch_norm, fits))):
             raise Mismatch(
                 "Ranks requested different pipelines.",
                 "Call pipeline() with the same arguments on all ranks.",
