@@ -142,14 +142,14 @@ def steps(rounds: int) -> Rows:
     """Training steps on one rank: what the hooks cost."""
     from carme_runtime.torch.parallel import join_run
 
-    one = {
+    created = {
         "RANK": "0",
         "WORLD_SIZE": "1",
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29517",
     }
-    os.environ.update({name: os.environ.get(name, value) for name, value in one.items()})
+    os.environ.update({name: os.environ.get(name, value) for name, value in created.items()})
     join_run()
     rows: Rows = {}
     for name, build in (("resnet50", resnet), ("transformer", transformer), ("small", small)):

@@ -240,10 +240,10 @@ def place(where: Path, size: int, plain: bool) -> Iterator[Path]:
         )
         # Past the page cache where that can be: else most of the time is that of copies in memory.
         loop = ["losetup", "--find", "--show", image]
-        made = subprocess.run([*loop, "--direct-io=on"], capture_output=True, text=True, check=False)
-        if made.returncode:
-            made = subprocess.run(loop, stdout=subprocess.PIPE, text=True, check=True)
-        device = made.stdout.strip()
+        created = subprocess.run([*loop, "--direct-io=on"], capture_output=True, text=True, check=False)
+        if created.returncode:
+            created = subprocess.run(loop, stdout=subprocess.PIPE, text=True, check=True)
+        device = created.stdout.strip()
         try:
             subprocess.run(["mount", device, mounted], check=True)
             try:

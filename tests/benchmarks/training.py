@@ -233,10 +233,10 @@ def hidden_rows(model: str, scene: Scene, own: str, turns: Turns) -> list[dict[s
     alone, ours = medians[ALONE], medians[own]
     alone_ms = statistics.median(each["ms"] for each in turns.communication)
     busy = statistics.median(each["busy_ms"] for each in turns.communication)
-    made = [
+    created = [
         (statistics.median(at for at, _ in each), each[0][1]) for each in zip(*turns.gradients, strict=True)
     ]
-    ideal = max(travelled(made, alone_ms), alone + busy)
+    ideal = max(travelled(created, alone_ms), alone + busy)
     hideable = alone + alone_ms - ideal
     # Where hardly anything can be hidden, times differ by more than that from step to step.
     if hideable < LEAST_HIDEABLE * alone:
@@ -314,10 +314,10 @@ def work(name: str, door: str) -> None:
         for x, y in batches[:UNTIMED]:
             step(model, x, y)
         begin, used, loss = time.perf_counter(), time.process_time(), torch.zeros(())
-        made: list[list[tuple[float, Any]]] = []
+        created: list[list[tuple[float, Any]]] = []
         for x, y in batches[UNTIMED:]:
             loss, gradients = step(model, x, y)
-            made.append(gradients)
+            created.append(gradients)
         took = (time.perf_counter() - begin) / order["steps"] * 1000
         used = (time.process_time() - used) / order["steps"] * 1000
         answer = {
@@ -326,7 +326,7 @@ def work(name: str, door: str) -> None:
             "loss": float(loss),
             "gradients": [
                 (statistics.mean(at for at, _ in each), travelling(each[0][1].grad))
-                for each in zip(*made, strict=True)
+                for each in zip(*created, strict=True)
             ],
         }
         connection.sendall(json.dumps(answer).encode() + b"\n")
@@ -483,19 +483,19 @@ def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], 
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    made: list[tuple[float, Any]] = []  # when the gradient of each parameter was there
+    created: list[tuple[float, Any]] = []  # when the gradient of each parameter was there
     if name == ALONE:
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda p: made.append((time.perf_counter(), p)))
+            parameter.register_post_accumulate_grad_hook(lambda p: created.append((time.perf_counter(), p)))
 
     def step(model: Any, x: Any, y: Any) -> Any:
         begin = time.perf_counter()
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), y)
-        made.clear()
+        created.clear()
         loss.backward()
         optimizer.step()
-        return loss.detach(), [(1000 * (at - begin), parameter) for at, parameter in made]
+        return loss.detach(), [(1000 * (at - begin), parameter) for at, parameter in created]
 
     return model, rank, step
 

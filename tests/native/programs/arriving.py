@@ -221,8 +221,8 @@ for way in ("again", "zeroes", "given", "one looks"):
                 torch.distributed.barrier()
             assert its_own.state_dict()["param_groups"][0]["params"] == list(range(6))
             its_own.step()
-        for one, other_one in zip(shared.parameters(), whole.parameters(), strict=True):
-            torch.testing.assert_close(one, other_one, rtol=1e-4, atol=1e-6, msg=way)
+        for value, other_one in zip(shared.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(value, other_one, rtol=1e-4, atol=1e-6, msg=way)
 
 # A rank that leaves does not take with it what the others still wait for: it has a share of their sums.
 large = nn.Linear(1024, 2048)

@@ -162,11 +162,11 @@ def replica_statistics(stages: int) -> None:
         inputs, targets = torch.randn(6 * len(alone), 4) * 3 + 1, torch.randint(0, 3, (6 * len(alone),))
         part = slice(ours.replica * 6, ours.replica * 6 + 6)
         ours.step(inputs[part], targets[part], loss=functional.cross_entropy)
-        for number, one in enumerate(alone):
-            one(inputs[number * 6 : number * 6 + 6])
+        for number, value in enumerate(alone):
+            value(inputs[number * 6 : number * 6 + 6])
     state = ours.state_dict()
     for name in ("0.running_mean", "0.running_var") if rank() == 0 else ():
-        alike(state[name], torch.stack([one.state_dict()[name] for one in alone]).mean(0), name)
+        alike(state[name], torch.stack([replica.state_dict()[name] for replica in alone]).mean(0), name)
     with torch.no_grad():
         outputs = ours.eval()(torch.ones(20, 4))
     everyone = [torch.empty_like(outputs) for _ in range(size())]
@@ -219,9 +219,9 @@ def several_lengths(stages: int) -> None:
             known = dict(reference.named_parameters())
             for each, parameter in ours.named_parameters():
                 alike(parameter.grad, known[each].grad, f"{each} with {length} words")  # pyright: ignore
-            for one in (optimizer, theirs):
-                one.step()
-                one.zero_grad()
+            for stepped in (optimizer, theirs):
+                stepped.step()
+                stepped.zero_grad()
         for length in (3, 7):
             with torch.no_grad():
                 if length == 7:

@@ -207,7 +207,7 @@ def test_the_overview_shows_use_queue_failures_and_services(
     (chart,) = BeautifulSoup(page, "html.parser")("carme-chart")
     spec = json.loads(str(chart["data-chart"]))
     assert (spec["labels"], spec["unit"]) == (["cpu", "gpu"], "min")
-    assert [(one["name"], [round(value) for value in one["values"]]) for one in spec["series"]] == [
+    assert [(series["name"], [round(value) for value in series["values"]]) for series in spec["series"]] == [
         ("median", [9, 60]), ("longest", [9, 120]),
     ]  # fmt: skip
     assert "The image is missing." in page and '/admin/jobs/9/">9</a>' in page

@@ -405,10 +405,10 @@ def test_a_booking_from_the_free_times_to_its_deletion(
     assert kind["gpu_type"] == "a100"
     slots = program.ask("get", "bookings/slots", **proposed()).json()
     assert slots
-    made = program.ask("post", "bookings", proposed(start=slots[0]["start"], title="mine"))
-    assert made.status_code == 201, made.content
-    name = made.json()["name"]
-    assert name in broker.reservations and made.json()["reserved"]
+    response = program.ask("post", "bookings", proposed(start=slots[0]["start"], title="mine"))
+    assert response.status_code == 201, response.content
+    name = response.json()["name"]
+    assert name in broker.reservations and response.json()["reserved"]
     taken = problem(program.ask("post", "bookings", proposed(start=slots[0]["start"])), 422)
     assert taken["field"]
     longer = program.ask("patch", f"bookings/{name}", {"minutes": 90})

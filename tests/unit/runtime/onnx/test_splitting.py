@@ -28,8 +28,8 @@ def traced(model: Model, x: Any, milliseconds: float = 100.0) -> Graph:
     return replace(graph, samples=1, operators=tuple(timed))
 
 
-def node(kind: str, given: str, made: str, *constants: str, **attributes: Any) -> Any:
-    return helper.make_node(kind, [given, *constants], [made], name=f"node_{made}", **attributes)
+def node(kind: str, given: str, created: str, *constants: str, **attributes: Any) -> Any:
+    return helper.make_node(kind, [given, *constants], [created], name=f"node_{created}", **attributes)
 
 
 def image(opset: int = 17, height: Any = 19) -> Any:

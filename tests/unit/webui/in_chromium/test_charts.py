@@ -70,7 +70,7 @@ def looks(page: Page, name: str, complaints: list[str]) -> None:
             page.emulate_media(color_scheme=scheme)
             keep(page, f"{name}-{size}-{scheme}")
             rules = EVERY if (size, scheme) == ("desktop", "light") else COLOURS
-            wrong += [f"{scheme}: {one}" for one in violations(page, rules)]
+            wrong += [f"{scheme}: {violation}" for violation in violations(page, rules)]
     page.emulate_media(color_scheme="light")
     page.set_viewport_size(DESKTOP)
     complaints.clear()
@@ -163,7 +163,9 @@ def test_curves_are_read_by_pointer_keyboard_and_table(
     # What is new comes into the same drawing, and the table stays open.
     canvas = chart.locator("canvas").element_handle()
     usage, curves = measurements()
-    fresh = [one if one.what != "cpu" else one.model_copy(update={"values": [0.5] * 61}) for one in curves]
+    fresh = [
+        curve if curve.what != "cpu" else curve.model_copy(update={"values": [0.5] * 61}) for curve in curves
+    ]
     broker.measured[7] = usage, fresh
     page.evaluate("document.body.dispatchEvent(new Event('state'))")
     expect(chart.locator(".legend")).to_contain_text("n1: 4")
