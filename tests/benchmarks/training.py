@@ -1,4 +1,4 @@
-"""Times training steps of five models with torch DDP on Gloo, ours in several ways, and Horovod.
+"""Times training steps of five models with torch DDP on Gloo, ours with several options, and Horovod.
 
     python tests/benchmarks/training.py --quick
     python tests/benchmarks/training.py --json result.json
@@ -50,8 +50,8 @@ BATCH = {
 OURS = "carme_parallelize"
 KERAS = "carme_keras"  # ours for models of Keras, which the others train in a loop of PyTorch's
 ALONE = "alone"  # computes without communicating
-WAYS = ("gloo_ddp", "carme_ddp", OURS, "carme_overlap_step", "carme_horovod", "horovod")
-KERAS_WAYS = ("gloo_ddp", "carme_ddp", KERAS, "carme_horovod", "horovod")
+METHODS = ("gloo_ddp", "carme_ddp", OURS, "carme_overlap_step", "carme_horovod", "horovod")
+KERAS_METHODS = ("gloo_ddp", "carme_ddp", KERAS, "carme_horovod", "horovod")
 QUICK = ("mlp", "keras_mlp")
 RATES = (10.0, 1.0)  # Gbit/s of the link between two nodes
 WARM_UP = 2  # steps
@@ -78,7 +78,10 @@ def main() -> None:
     options.add_argument("--ranks", nargs="*", type=int, help="numbers of ranks (default 1 2 4, quick 2)")
     options.add_argument("--rates", nargs="*", type=float, metavar="GBIT", help="links of two nodes (10 1)")
     options.add_argument(
-        "--contestants", nargs="*", choices=sorted({*WAYS, *KERAS_WAYS}), help="with ours and gloo_ddp (all)"
+        "--contestants",
+        nargs="*",
+        choices=sorted({*METHODS, *KERAS_METHODS}),
+        help="with ours and gloo_ddp (all)",
     )
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
@@ -116,11 +119,11 @@ def measure(
     model: str, scene: Scene, rounds: int, steps: int, chosen: list[str] | None
 ) -> list[dict[str, Any]]:
     """All contestants train `model`, or the chosen ones."""
-    ways, own = (KERAS_WAYS, KERAS) if model.startswith("keras") else (WAYS, OURS)
+    methods, own = (KERAS_METHODS, KERAS) if model.startswith("keras") else (METHODS, OURS)
     if chosen is not None:
-        ways = tuple(name for name in ways if name in {*chosen, own, "gloo_ddp"})
+        methods = tuple(name for name in methods if name in {*chosen, own, "gloo_ddp"})
     with contextlib.ExitStack() as stack:
-        contestants = start_all(stack, model, scene, ways, own)
+        contestants = start_all(stack, model, scene, methods, own)
         turns = Turns()
         for turn in range(rounds + 1):
             losses = take_turn(contestants, turns, steps if turn else WARM_UP, is_warm_up=not turn)
@@ -132,14 +135,14 @@ def measure(
             for name, loss in losses.items():
                 if abs(loss - expected) > SAME_LOSS * abs(expected):
                     raise SystemExit(f"{name}: loss {loss} instead of {expected} with {model}")
-    rows = [step_row(model, scene, ways, own, turns, steps), *hidden_rows(model, scene, own, turns)]
+    rows = [step_row(model, scene, methods, own, turns, steps), *hidden_rows(model, scene, own, turns)]
     for each in rows:
         print(json.dumps(each), file=sys.stderr, flush=True)
     return rows
 
 
 def start_all(
-    stack: contextlib.ExitStack, model: str, scene: Scene, ways: tuple[str, ...], own: str
+    stack: contextlib.ExitStack, model: str, scene: Scene, methods: tuple[str, ...], own: str
 ) -> dict[str, Contestant]:
     """The contestants that could be started; `stack` ends them. Ours and Gloo must be among them."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -150,7 +153,7 @@ def start_all(
     listener.listen(256)
     contestants: dict[str, Contestant] = {}
     program, more = Path(__file__), {"CARME_BENCHMARK_MODEL": model}
-    for name in ways if own == KERAS else (*ways, ALONE):
+    for name in methods if own == KERAS else (*methods, ALONE):
         if name != "horovod":
             contestants[name] = start(scene, name, door, nodes, program, more)
         elif has_horovod():
@@ -195,7 +198,7 @@ def communicate_alone(contestant: Contestant, turns: Turns, steps: int) -> dict[
 
 
 def step_row(
-    model: str, scene: Scene, ways: tuple[str, ...], own: str, turns: Turns, steps: int
+    model: str, scene: Scene, methods: tuple[str, ...], own: str, turns: Turns, steps: int
 ) -> dict[str, Any]:
     """The row of a model's step."""
     medians = {name: statistics.median(values) for name, values in turns.times.items()}
@@ -208,7 +211,7 @@ def step_row(
         f"step_ms_{model}_{suffix}",
         "ms",
         ours,
-        peers={name: medians.get(name) for name in ways if name != own},
+        peers={name: medians.get(name) for name in methods if name != own},
         floor=alone,
         aim="faster than every peer" if scene.ranks > 1 else "",
         holds=ours < best if scene.ranks > 1 else None,

@@ -1,8 +1,8 @@
 """Trains as a pipeline, and sees that a single process does the same.
 
-    pipelined.py MODEL STAGES WAYS...
+    pipelined.py MODEL STAGES SCHEDULES...
 
-Each of WAYS is SCHEDULE:MICRO_BATCHES, with further words behind colons: see `train`; or a name of ONCE.
+Each of SCHEDULES is NAME:MICRO_BATCHES, with further words behind colons: see `train`; or a name of ONCE.
 """
 
 import copy
@@ -254,7 +254,7 @@ def in_bfloat16(stages: int, again: bool = False) -> None:
         if again:
             options = tightest(model, optimizer, options)
         ours, _ = pipeline(model, optimizer, **options)
-        assert any(way.recomputes for way in ours.plan().ways) == again
+        assert any(fit.recomputes for fit in ours.plan().fits) == again
         with torch.autocast("cpu", torch.bfloat16, enabled=not whole):
             loss = ours.step(inputs, targets, loss=functional.cross_entropy)
             expected = functional.cross_entropy(reference(*inputs), targets)
@@ -288,12 +288,12 @@ ONCE = {
 
 if __name__ == "__main__":
     dist.init_process_group("carme")
-    name, stages, ways = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-    for number, way in enumerate(ways):
-        if way in ONCE:
-            ONCE[way](stages)
+    name, stages, schedules = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    for number, specification in enumerate(schedules):
+        if specification in ONCE:
+            ONCE[specification](stages)
             continue
-        schedule, micro_batches, *words = way.split(":")
+        schedule, micro_batches, *words = specification.split(":")
         if "delays" in words and number == 0:
             delayed(rank())
         train(name, stages, schedule, int(micro_batches), *words)

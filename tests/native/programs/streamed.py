@@ -129,13 +129,13 @@ def divided() -> None:
 
 def compiled() -> None:
     """Compiled before and after, as a whole and a layer of it: bitwise as all would begin with rank 0's."""
-    ways: dict[str, Any] = {
+    compilers: dict[str, Any] = {
         "before": lambda model: torch.compile(model, backend="eager"),
         "in place": lambda model: model.compile(backend="eager") or model,
         "a layer": lambda model: model[3].compile(backend="eager") or model,
     }
     losses: dict[tuple[str, str], list[float]] = {}
-    for name, compile_it in ways.items():
+    for name, compile_it in compilers.items():
         for order in ("compiled first", "compiled last"):
             for start in ("", "streamed"):
                 torch._dynamo.reset()

@@ -314,7 +314,7 @@ CUT: dict[str, Any] = {"stages": 2, "micro_batches": 2, "cut_points": ("layer4",
 def tight(graph: Graph, **more: Any) -> Request:
     """A byte less than the larger stage needs: the first one, which holds what two micro-batches leave."""
     free = plan(graph, Request(2, 8, **CUT | more))
-    assert free.ways == () and free.reasons == []
+    assert free.fits == () and free.reasons == []
     most = max(stage.memory_bytes for stage in free.stages)
     return Request(2, 8, memory=most - 1, **CUT | more)
 
@@ -329,7 +329,7 @@ def test_a_stage_that_does_not_fit_computes_its_forward_passes_again():
     first, last = found.stages
     assert first.memory_bytes < last.memory_bytes + 64 * KIB < found.memory
     assert first.recomputed_ms == pytest.approx(first.forward_ms) and last.recomputed_ms == 0
-    without = dataclasses.replace(found, ways=())
+    without = dataclasses.replace(found, fits=())
     assert without.step_ms + 0.5 < found.step_ms < without.step_ms + 1.1 * first.forward_ms
     assert found.floor_ms == pytest.approx(first.busy_ms)
     sentence = r"Stage 0 computes its forward passes again during the backward pass: it needs .* otherwise"
@@ -340,7 +340,7 @@ def test_no_stage_computes_anything_again_that_fits():
     graph = network([1] * 8, **HELD)
     most = plan(graph, Request(2, 8, **CUT)).stages[0].memory_bytes
     assert not any(
-        way.recomputes for way in plan(graph, Request(2, 8, memory=most, may_recompute=True, **CUT)).ways
+        fit.recomputes for fit in plan(graph, Request(2, 8, memory=most, may_recompute=True, **CUT)).fits
     )
 
 
@@ -388,8 +388,8 @@ def shortest_that_fits(seed: int, schedule: str, stages: int, disk: Disk | None,
     steps = []
     for cuts in itertools.combinations(cut_places(draft.graph), len(draft.cuts)):
         cut = dataclasses.replace(draft, cuts=cuts)
-        ways = itertools.product(*(cut.ways_of(rank) for rank in range(draft.schedule.ranks)))
-        steps += [dataclasses.replace(cut, ways=each).step_ms for each in ways]
+        choices = itertools.product(*(cut.fits_of(rank) for rank in range(draft.schedule.ranks)))
+        steps += [dataclasses.replace(cut, fits=each).step_ms for each in choices]
     return min(steps, default=None)
 
 

@@ -170,10 +170,10 @@ def test_what_moves_to_the_disk_meanwhile_is_among_all_ranges(
 ):
     _create(run_store, Description("moved", 8, "net"))
     run_store.spills[0].mkdir(mode=0o700, parents=True)
-    look = store.descriptions_in
+    read = store.descriptions_in
 
     def look_and_move(folder: Path) -> list[Description]:
-        found = look(folder)
+        found = read(folder)
         if (run_store.shared / "moved").exists():
             store.move(run_store.shared, run_store.spills[0], "moved")
         return found

@@ -463,7 +463,7 @@ def test_data_folder_and_results_are_requested_shown_and_stored(
 
 
 def test_the_job_of_a_session_leads_to_it(browser: Browser, alice: User, broker: FakeBroker) -> None:
-    row, _made = Session.request(alice, SessionOptions(image="torch", minutes=60), "s12345678")
+    row, _created = Session.request(alice, SessionOptions(image="torch", minutes=60), "s12345678")
     Session.objects.update(job_id=1)
     Job.store([broker.put(make_job(1, kind="session")), broker.put(make_job(2, kind="session"))])
     assert f'href="{row.get_absolute_url()}"' in browser.get("/jobs/1/").content.decode()

@@ -106,11 +106,11 @@ def test_pages_have_moments_for_the_browser_and_its_script(
     assert answer.select_one("script[src*='carme/times.']") is not None
     moments = answer("time")
     assert moments or page == "/"
-    for moment in moments:
+    for element in moments:
         assert (
-            moment["data-style"] in {*STYLES, "span"}
-            and str(moment["datetime"]).endswith("Z")
-            and moment["title"]
+            element["data-style"] in {*STYLES, "span"}
+            and str(element["datetime"]).endswith("Z")
+            and element["title"]
         )
 
 

@@ -131,7 +131,7 @@ def check(found: Any, wanted: Any) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("ways", [2, 3])
+@pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize(
     ("proto", "shape"),
     [
@@ -144,11 +144,11 @@ def check(found: Any, wanted: Any) -> None:
     ],
     ids=["image", "opset 9", "products", "squares", "residual", "tied"],
 )
-def test_each_split_gives_what_the_whole_gives(proto: Any, shape: tuple[int, ...], ways: int):
+def test_each_split_gives_what_the_whole_gives(proto: Any, shape: tuple[int, ...], parts: int):
     model, x = carme_onnx.load(proto), onnx_models.random(*shape)
     splitter = Splitter(model, traced(model, x))
     wanted = onnx_models.expected(proto, {"x": x})["y"]
-    groups = splitter.candidates(ways)
+    groups = splitter.candidates(parts)
     assert groups
     for group in groups:
         split = splitter.split_model(group)

@@ -182,7 +182,7 @@ class Eyes:
         self._outlines: set[str] = set()
         self._only_on_one: set[str] = set()
 
-    def look(self, who: str, path: str, html: str = "") -> None:
+    def inspect(self, who: str, path: str, html: str = "") -> None:
         """Load a page and judge it, with the parts that it loads itself.
 
         Args:
@@ -362,13 +362,13 @@ def test_no_page_keeps_anybody_out(
             if there == "":
                 todo.remove(route)
             if there:
-                eyes.look(who, path, there)
+                eyes.inspect(who, path, there)
         for path in [] if below else FURTHER:
             if there := page_at(http, context, path := path.format(home=broker.home)):
-                eyes.look(who, path, there)
+                eyes.inspect(who, path, there)
 
-    eyes.look("anonymous", "accounts/login/")
-    eyes.look("anonymous", "accounts/inactive/")
+    eyes.inspect("anonymous", "accounts/login/")
+    eyes.inspect("anonymous", "accounts/inactive/")
     missing -= {"accounts/login/", "accounts/inactive/"}
     for who, name in (("user", "bob"), ("manager", "alice"), ("admin", "root1")):
         log_in(page, name)
@@ -377,7 +377,7 @@ def test_no_page_keeps_anybody_out(
         page.get_by_label("Password").fill(PASSWORD)
         page.get_by_role("button", name="Confirm").click()
         walk(who)
-        eyes.look(who, "nothing/")
+        eyes.inspect(who, "nothing/")
         if who == "manager":
             second_factors(alice)
             todo.remove("profile/security/webauthn/add/")  # which wants to read the keys that there are
@@ -411,7 +411,7 @@ def test_no_page_keeps_anybody_out_in_german(
         for path in [*paths, *(path.format(home=broker.home) for path in FURTHER)]:
             if there := page_at(http, context, path):
                 assert '<html lang="de"' in there, path
-                eyes.look(f"German {who}", path, there)
+                eyes.inspect(f"German {who}", path, there)
         page.context.clear_cookies()
     assert not eyes.found, eyes.report()
     assert len(eyes.seen) > len(paths) / 2, "most pages were seen"

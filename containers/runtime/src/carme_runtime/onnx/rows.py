@@ -26,7 +26,7 @@ class Piece:
         node: The node.
         of: The operator that it is a part of, or empty.
         share: Of that one's work.
-        value: That of which it computes a part.
+        value: The value that it computes a part of.
         size: Of the part, along the axis of the split.
     """
 
