@@ -486,12 +486,12 @@ def test_sessions_of_late_are_those_that_run_and_a_few_that_ended(alice: User, b
     make(20, alice, "ready", 100)
     make(21, bob, "ready", 1)
     since = now - timedelta(hours=2, minutes=30)
-    names = [row.name for row in Session.of_late(alice, since)]
+    names = [row.name for row in Session.recent_of(alice, since)]
     assert names == ["s00000000", "s00000001", "s00000002", "s00000020"]
-    assert len(Session.of_late(alice, now - timedelta(days=1))) == 6  # five that ended, and the other
-    assert [row.name for row in Session.of_late(bob, since)] == ["s00000021"]
+    assert len(Session.recent_of(alice, now - timedelta(days=1))) == 6  # five that ended, and the other
+    assert [row.name for row in Session.recent_of(bob, since)] == ["s00000021"]
     with CaptureQueriesContext(connection) as requested:
-        assert all(row.owner.username == "alice" for row in Session.of_late(alice, since))
+        assert all(row.owner.username == "alice" for row in Session.recent_of(alice, since))
     assert len(requested) == 1
 
 
@@ -503,11 +503,11 @@ def test_who_is_named_in_a_booking_may_use_it(alice: User, bob: User) -> None:
         start=now, end=now + timedelta(hours=2), state="approved", reserved=now,
     )  # fmt: skip
     assert Booking.usable(alice, now) == [row] == Booking.usable(bob, now)
-    assert Booking.usable(ali, now) == [] == Booking.near_to(ali)  # a part of a name is none
+    assert Booking.usable(ali, now) == [] == Booking.related_to(ali)  # a part of a name is none
     Booking.objects.update(offered_to=ali)
-    assert Booking.near_to(ali) == [row] and Booking.usable(ali, now) == []
+    assert Booking.related_to(ali) == [row] and Booking.usable(ali, now) == []
     Booking.objects.update(state="ended")
-    assert Booking.near_to(ali) == [] == Booking.usable(alice, now)
+    assert Booking.related_to(ali) == [] == Booking.usable(alice, now)
 
 
 # --- the calendar ----------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def list_jobs(request: HttpRequest, search: Query[schemas.JobSearch]) -> Any:
     """My jobs of all years, newest first."""
     states = FILTERS[search.state][1] if search.state else ()
     requested = search.model_dump(include={"kind", "partition", "since", "until", "array"})
-    rows = Search(text=search.q.strip(), states=states, **requested).within(own_jobs(asker(request)))
+    rows = Search(text=search.q.strip(), states=states, **requested).apply(own_jobs(asker(request)))
     return page_of(rows, search, schemas.job_out)
 
 

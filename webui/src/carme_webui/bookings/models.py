@@ -113,11 +113,11 @@ class Booking(models.Model):
     def usable(cls, user: User, now: datetime) -> "list[Booking]":
         """Those in which this user may run jobs, the next one first."""
         states = (BookingState.APPROVED, BookingState.ACTIVE)
-        rows = [row for row in cls.near_to(user) if row.state in states and row.end > now]
+        rows = [row for row in cls.related_to(user) if row.state in states and row.end > now]
         return [row for row in rows if row.may_be_used_by(user)]
 
     @classmethod
-    def near_to(cls, user: User) -> "list[Booking]":
+    def related_to(cls, user: User) -> "list[Booking]":
         """Those that are not over and that a user owns, may use or may take over; or maybe a few more."""
         # Databases search in JSON in different ways; all can search its text.
         named = StrIndex(Cast("users", models.TextField()), models.Value(f'"{user.username}"'))

@@ -62,7 +62,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
     kind = _chosen(offered, request.GET.get("kind", ""))
     page = Paginator(_nodes(cluster, kind), LANES).get_page(request.GET.get("page"))
     shown = Shown.at(now, view, first, kind.key if kind else "", zone)
-    near = Booking.near_to(user)
+    near = Booking.related_to(user)
     table = table_of(user, near, shown, list(page), running, reservations)
     mine = [row for row in near if row.may_be_used_by(user)]
     waiting = list(Booking.open().filter(state=BookingState.REQUESTED)[:LANES]) if user.is_staff else []

@@ -141,15 +141,15 @@ class SubmitForm(TimeFields, ScalingFields):
         return [self[name] for name in COMMON]
 
     @property
-    def more_fields(self) -> list[BoundField]:
+    def advanced_fields(self) -> list[BoundField]:
         """The fields that few need."""
         usual = ("script", *COMMON, *TIME, *SCALING)
         return [field for field in self.visible_fields() if field.name not in usual]
 
     @property
-    def more(self) -> bool:
+    def has_advanced(self) -> bool:
         """Whether one of these has a value, or an error."""
-        return any(field.value() or field.errors for field in self.more_fields)
+        return any(field.value() or field.errors for field in self.advanced_fields)
 
     def _choices(self, name: str, none: Any, offered: Any) -> None:
         widget = self.fields[name].widget

@@ -83,7 +83,7 @@ class Search:
     until: datetime | None = None
     array: int | None = None
 
-    def within(self, jobs: "QuerySet[Job]") -> "QuerySet[Job]":
+    def apply(self, jobs: "QuerySet[Job]") -> "QuerySet[Job]":
         """Those of `jobs` that are looked for."""
         if self.text:
             match = Q(name__icontains=self.text)

@@ -90,7 +90,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
     mine = own_jobs(signed_in(request))
     if not search.states:  # else single tasks are looked for
         mine = mine.filter(Q(array_id=None) | Q(array_id=F("id")))
-    page = Paginator(search.within(mine), PER_PAGE).get_page(request.GET.get("page"))
+    page = Paginator(search.apply(mine), PER_PAGE).get_page(request.GET.get("page"))
     if not search.states:
         add_progress(page.object_list)
     chosen = request.GET.get("state", "")

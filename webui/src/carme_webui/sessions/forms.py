@@ -246,17 +246,17 @@ class StartForm(TimeFields, ScalingFields):
         return [self[name] for name in NUMBERS]
 
     @property
-    def more_fields(self) -> list[BoundField]:
+    def advanced_fields(self) -> list[BoundField]:
         """The fields that few need."""
         return [self[name] for name in MORE if name in self.fields]
 
     @property
-    def more(self) -> bool:
+    def has_advanced(self) -> bool:
         """Whether one of these has a value of its own, or an error."""
         usual = {"app": "lab", "partition": self._site.slurm.default_partition}
         return any(
             field.errors or (field.value() or usual.get(field.name, "")) != usual.get(field.name, "")
-            for field in self.more_fields
+            for field in self.advanced_fields
         )
 
     @property

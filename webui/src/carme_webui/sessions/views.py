@@ -52,7 +52,6 @@ from carme_webui.sessions.supply_plan import shown
 from carme_webui.sessions.timeline import Line, timeline
 
 __all__ = [
-    "again",
     "dashboard",
     "dashboard_live",
     "delete_preset",
@@ -64,6 +63,7 @@ __all__ = [
     "session_live",
     "session_state",
     "start",
+    "start_again",
     "stop",
     "stream",
 ]
@@ -240,7 +240,7 @@ def delete_preset(request: HttpRequest, number: int) -> HttpResponse:
 
 
 @require_POST
-def again(request: HttpRequest, name: str) -> HttpResponse:
+def start_again(request: HttpRequest, name: str) -> HttpResponse:
     """Start a session with the options of an earlier one; what is not possible now leads to the form."""
     options = _mine(request, name).requested_options
     fresh = request.POST.get("name", "")
@@ -408,7 +408,7 @@ def _show(row: Session, banner: str) -> Shown:
 def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[str, Any]:
     user = signed_in(request)
     version = notifier.version(user.username)
-    rows = Session.of_late(user, timezone.now() - RECENT)
+    rows = Session.recent_of(user, timezone.now() - RECENT)
     banner = silence() or banner
     running = active_jobs(user)
     add_progress(running[:MOST_ACTIVE])

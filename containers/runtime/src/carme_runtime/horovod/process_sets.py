@@ -37,7 +37,7 @@ class ProcessSet:
 
     def rank(self) -> int:
         """The number of this rank among them."""
-        return _of(self).rank
+        return _members_of(self).rank
 
     def __repr__(self) -> str:
         return f"ProcessSet({'all ranks' if self.ranks is None else self.ranks})"
@@ -81,10 +81,10 @@ class Members:
 
 def members_of(process_set: ProcessSet | None) -> Members:
     """Raises InvalidCall for a set that ranks do not know, or to which this rank does not belong."""
-    return _of(process_set or global_process_set)
+    return _members_of(process_set or global_process_set)
 
 
-def _of(process_set: ProcessSet) -> Members:
+def _members_of(process_set: ProcessSet) -> Members:
     here = world()
     if process_set.ranks is None:
         return Members(None, list(range(here.size)), here.rank)

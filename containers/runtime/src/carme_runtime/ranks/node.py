@@ -64,7 +64,7 @@ from carme_runtime.ranks.environment import without_secrets
 from carme_runtime.ranks.orphan_cleanup import OrphanCleanup
 from carme_runtime.ranks.outputs import Outputs
 from carme_runtime.ranks.shell import Shell
-from carme_runtime.ranks.waiting import when_ended
+from carme_runtime.ranks.waiting import call_on_exit
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 
@@ -347,7 +347,7 @@ class _Run:
         for stream, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
             assert pipe
             self._outputs.add(pipe, self._sender(rank.number, stream))
-        when_ended(rank.process.pid, lambda code: self._exited(rank, code))
+        call_on_exit(rank.process.pid, lambda code: self._exited(rank, code))
 
     def _sender(self, rank: int, stream: int) -> Callable[[bytes], None]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

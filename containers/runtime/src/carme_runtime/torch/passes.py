@@ -244,9 +244,9 @@ class Passes:
         if self._stage == root:
             messages.pack(memory, outputs, "the outputs")
         self._group.broadcast(memory, root, timeout=self._run.timeout)
-        return self._here(messages.unpack(memory, len(self._traced.graph.results)))
+        return self._to_device(messages.unpack(memory, len(self._traced.graph.results)))
 
-    def _here(self, parts: list[Any]) -> list[Any]:
+    def _to_device(self, parts: list[Any]) -> list[Any]:
         """The parts of a message, with tensors on the device of the model."""
         return [part.to(self._device) if isinstance(part, torch.Tensor) else part for part in parts]
 
@@ -425,7 +425,7 @@ class Passes:
             held.results = {}
 
     def _compute_again(self, compute: Callable[..., None], held: _Held, before: Before) -> None:
-        with before.again():
+        with before.restored():
             compute(held, {**self._tensors, **before.tensors}, Statistics())
 
     def _received(self, piece: int, micro: int, batch: _Batch) -> tuple[_Held, dict[str, Any]]:
@@ -531,7 +531,7 @@ class Passes:
             give_up()
 
     def _unpacked(self, memory: Any, names: Sequence[str]) -> list[Any]:
-        return self._here(messages.unpack(memory, len(names)))
+        return self._to_device(messages.unpack(memory, len(names)))
 
 
 def _mean_loss(loss: Loss, outputs: list[Any], targets: Any) -> torch.Tensor:

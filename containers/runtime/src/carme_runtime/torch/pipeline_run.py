@@ -159,7 +159,7 @@ class Run:
         self.everyone.allgather(everyone, numbers, timeout=self.timeout)
         return everyone.tolist()
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         """The smallest of all ranks' numbers."""
         numbers = numpy.array([number], numpy.int64)
         if self.everyone:

@@ -129,7 +129,7 @@ class StageStates:
             problem = (
                 f"{differing[0]} has the shape {shapes[0]} in the checkpoint, and {shapes[1]} in the model."
             )
-        if self.run.least(int(not problem)) == 0:
+        if self.run.minimum(int(not problem)) == 0:
             raise InvalidCall(
                 problem or "The checkpoint does not fit the stage of another rank, which says so.",
                 "Build the same model, or give another folder.",
