@@ -315,7 +315,7 @@ def test_a_user_is_sent_a_message(root: Browser, browser: Browser, alice: User, 
     page = "/admin/users/at/alice/"
     root.send(page, page, do="message", message="  Please use <b>\n/scratch. ")
     notice = Notice.objects.get(user=alice)
-    assert notice.text == "A message of an administrator: Please use <b> /scratch."
+    assert notice.text == "Message from an administrator: Please use <b> /scratch."
     assert "Please use &lt;b&gt; /scratch." in text(browser.get("/profile/"))
     assert AuditEntry.objects.get().text == "sent alice a message: Please use <b> /scratch."
     root.send(page, page, do="message", message=" ")

@@ -158,7 +158,7 @@ def test_who_asks_too_often_waits(settings: Any, program: Program, bob: User) ->
     settings.SITE = settings.SITE.model_copy(update={"portal": portal})
     answers = [program.ask("get", "profile") for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
-    assert "Ask again in" in problem(answers[-1], 429)["detail"]
+    assert "Try again in" in problem(answers[-1], 429)["detail"]
     assert 0 < int(answers[-1]["Retry-After"]) <= 61
     assert program_of(bob).ask("get", "profile").status_code == 200, "others are not kept waiting"
     guesses = [Program("carme_guess").ask("get", "profile").status_code for _ in range(4)]

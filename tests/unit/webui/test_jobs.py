@@ -369,7 +369,7 @@ def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_mor
     saved = contents.to_bytes(broker.wanted[max(broker.wanted)].files["script"])
     assert saved == LATIN_1 + b"print('\xfc')\n"
     refused = browser.send("/jobs/submit/?job=50", "/jobs/submit/", script=script + "€", **fields)
-    assert refused.status_code == 422 and "letters that Latin-1, its encoding, does not have" in text(refused)
+    assert refused.status_code == 422 and "letters that its encoding, Latin-1, does not have" in text(refused)
 
 
 @pytest.mark.parametrize(

@@ -485,10 +485,10 @@ def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker:
 @pytest.mark.parametrize(
     ("free", "plan", "words"),
     [
-        (8, [0, 0, 8], "8 of them are taken soon; 8 are free again from"),
-        (8, [6, 5, 4], "2 of them are taken soon."),
+        (8, [0, 0, 8], "Slurm plans to use 8 of them soon. 8 will be free again from"),
+        (8, [6, 5, 4], "Slurm plans to use 2 of them soon."),
         (8, [8, 8, 8], "All GPUs are free."),
-        (3, [3, 5, 7], "7 will be free from"),
+        (3, [3, 5, 7], "Slurm expects 7 to be free from"),
         (3, [3, 3, 3], "No more are expected"),
         (3, [8, 8, 8], "No more are expected"),  # what is in use now, the plan knows nothing of
     ],
@@ -506,7 +506,7 @@ def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBro
     broker.put(make_job(1, user="bob", gpus=4, minutes_limit=120, started=now))
     broker.put(make_job(2, user="bob", state="PENDING", gpus=3, node_list=""))
     page = browser.get("/live/").content.decode()
-    assert "3 queued" in page and "By Slurm&#x27;s plan 4 will be free from" in page
+    assert "3 queued" in page and "Slurm expects 4 to be free from" in page
     page = BeautifulSoup(page, "html.parser")
     (when,) = page.select("#supply-1 .hint time")
     assert when["title"] and when["data-style"] == "short"

@@ -125,8 +125,8 @@ def server_error(request: HttpRequest) -> HttpResponse:
     """500"""
     context = {
         "title": _("Something went wrong"),
-        "sentence": _("The portal failed to make this page."),
-        "remedy": _("Try again; if it stays so, tell an administrator when it happened and what you did."),
+        "sentence": _("The portal failed to create this page."),
+        "remedy": _("Try again. If it fails again, tell an administrator when it happened and what you did."),
     }
     # Without the request: what failed may be what the usual page header needs, such as the database.
     page = render_to_string("error.html", context | {"site_name": settings.SITE.site.name})

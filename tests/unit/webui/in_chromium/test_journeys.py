@@ -430,7 +430,7 @@ def _stop_a_job_and_write_to_its_owner(page: Page) -> None:
     expect(page.get_by_text("You are viewing as alice (read-only).")).to_be_visible()
     page.goto("/profile/")
     expect(page.get_by_text("It filled the disk.")).to_be_visible()
-    expect(page.get_by_text("A message of an administrator: Please clean up.")).to_be_visible()
+    expect(page.get_by_text("Message from an administrator: Please clean up.")).to_be_visible()
     keep(page, "journey-looking")
     page.goto("/")
     expect(

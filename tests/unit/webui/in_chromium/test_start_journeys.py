@@ -159,7 +159,7 @@ def test_a_phone_says_at_the_top_that_the_form_needs_a_change(page: Page, a_life
     page.get_by_label("Hours").fill("0")
     page.get_by_label("Minutes").fill("0")
     page.locator(".start-bar").get_by_role("button", name="Start", exact=True).click()
-    notice = page.get_by_role("alert").filter(has_text="This was not done: the form needs a change.")
+    notice = page.get_by_role("alert").filter(has_text="Not done yet: correct the form first.")
     expect(notice).to_be_in_viewport()
     notice.get_by_role("link", name="Go to the form").click()
     expect(page.get_by_role("heading", name="Start a session")).to_be_in_viewport()

@@ -88,7 +88,7 @@ def not_staged(booking: Booking) -> None:
         return (
             _("The data of your booking “%(what)s”, %(when)s, is not there yet.")
             + f" {why} "
-            + _("The session brings it when it starts, which takes time of the booking.")
+            + _("The session copies it when it starts, which uses booked time.")
         )
 
     _say(booking, [booking.owner], Kind.BOOKING_PROBLEM, text, f"not staged {booking.stage_name[-8:]}")

@@ -259,7 +259,7 @@ def offer(booking: Booking, username: str) -> None:
     if username and (taker is None or taker == booking.owner):
         raise InvalidRequest(
             _("There is no other user %r here.") % username[:40],
-            _("Write the name with which the other one signs in."),
+            _("Enter that user's sign-in name."),
             field="user",
         )
     if not booking.alter(Booking.open(), offered_to=taker):
@@ -543,7 +543,7 @@ def _check_users(proposed: BookingRequest, owner: User) -> None:
     if strange := sorted(set(proposed.users) - known):
         raise InvalidRequest(
             _("There is no user %r here.") % strange[0],
-            _("Write user names as they sign in, with commas between them."),
+            _("Enter sign-in names, separated by commas."),
             field="users",
         )
 

@@ -115,7 +115,9 @@ def delete(files: Files, path: str) -> str:
     places: list[Place] = places_of(files)
     path = checked_path(path, places)
     if any(place.path == path for place in places):
-        raise InvalidRequest(_("This folder cannot be deleted."), _("Delete what is in it."), field="path")
+        raise InvalidRequest(
+            _("This folder cannot be deleted."), _("Delete its content first."), field="path"
+        )
     files.remove(path)
     return parent_of(path)
 

@@ -91,7 +91,7 @@ def _answer(request: HttpRequest, question: str, scope: Scope | None) -> HttpRes
         if scope is None:
             raise Denied(
                 _("You may not see these series."),
-                _("Those of your own jobs are at /metrics/mine/."),
+                _("The series of your own jobs are at /metrics/mine/."),
             )
         if question == "status/buildinfo":  # Grafana asks for it before anything else
             return JsonResponse({"status": "success", "data": {"version": "2.53.0"}})
@@ -118,8 +118,8 @@ def _held(question: str) -> Callable[[HttpRequest, Scope], list[tuple[str, str]]
     if question in ("series", "labels") or of_label:
         return _selectors
     raise InvalidRequest(
-        _("There is no such question here."),
-        _("Ask query, query_range, series, labels or label/NAME/values."),
+        _("This query does not exist."),
+        _("Use query, query_range, series, labels or label/NAME/values."),
     )
 
 

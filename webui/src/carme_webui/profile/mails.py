@@ -84,7 +84,8 @@ def mail_of(notice: Notice) -> EmailMessage:
         if notice.link:
             parts.append(f"{site.url}{notice.link}")
         parts.append(
-            _("You get this because of your choice at %(address)s.") % {"address": f"{site.url}/profile/"}
+            _("You get this mail because of your notification settings at %(address)s.")
+            % {"address": f"{site.url}/profile/"}
         )
     first = " ".join(notice.text.split())
     return EmailMessage(

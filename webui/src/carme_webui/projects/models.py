@@ -120,7 +120,7 @@ class Project(models.Model):
             (str(_("Jobs now")), self.use.jobs, self.jobs),
             (str(_("GPU-hours")), round(self.use.gpu_hours, 1), self.gpu_hours),
             (
-                str(_("GPU-hours, bookings to come included")),
+                str(_("GPU-hours, including future bookings")),
                 self.use.gpu_hours + self.booked,
                 self.gpu_hours,
             ),

@@ -79,7 +79,7 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
         except InvalidRequest as error:
             failure = explained(error)
         else:
-            messages.success(request, _("%s is invited and finds that under Projects.") % invited)
+            messages.success(request, _("%s is invited and sees the invitation under Projects.") % invited)
             return redirect(found)
     members = list(found.memberships.all())
     context = {

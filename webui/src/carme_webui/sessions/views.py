@@ -366,7 +366,7 @@ def _silence(taken: datetime) -> str:
     if age.total_seconds() < FRESH_SECONDS + FRESH_POLLS * settings.SITE.slurm.poll_seconds:
         return ""
     return _(
-        "Slurm has not answered for %s. What is shown is as old; running sessions go on."
+        "Slurm has not answered for %s. This page shows the state of that time. Running sessions continue."
     ) % minutes_words(max(1, int(age.total_seconds() // 60)))
 
 
