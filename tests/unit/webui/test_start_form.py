@@ -498,7 +498,7 @@ def test_the_plan_does_not_contradict_what_is_free_now(free: int, plan: list[int
     forecast = Forecast(start=timezone.now(), step_minutes=30, kinds=[kind])
     (reported,) = supply_plan.shown([Supply(kind="a100", free=free, total=8, per_node=4)], forecast)
     assert words in reported.words
-    assert f"{free} will be free" not in reported.words
+    assert f"expects {free} to be free" not in reported.words
 
 
 def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBroker) -> None:
