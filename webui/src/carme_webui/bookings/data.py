@@ -129,7 +129,7 @@ def _note_end(row: Booking, job: Job, now: datetime) -> None:
 def _fail(row: Booking, why: str) -> None:
     if Booking.objects.filter(pk=row.pk, stage_problem="").update(stage_problem=why):
         row.stage_problem = why
-        notes.not_staged(row)
+        notes.notify_of_missing_data(row)
 
 
 def _stop(row: Booking, broker: BrokerClient) -> None:

@@ -95,7 +95,7 @@ def _answer(request: HttpRequest, question: str, scope: Scope | None) -> HttpRes
             )
         if question == "status/buildinfo":  # Grafana asks for it before anything else
             return JsonResponse({"status": "success", "data": {"version": "2.53.0"}})
-        held = _held(question)
+        held = _restricted(question)
         parameters = [(name, request.GET[name]) for name in _TIMES if name in request.GET]
         parameters += held(request, scope)
         answer = Prometheus(site.prometheus, site.portal_certificates).ask(f"/api/v1/{question}", parameters)
@@ -108,7 +108,7 @@ def _answer(request: HttpRequest, question: str, scope: Scope | None) -> HttpRes
     return JsonResponse(answer)
 
 
-def _held(question: str) -> Callable[[HttpRequest, Scope], list[tuple[str, str]]]:
+def _restricted(question: str) -> Callable[[HttpRequest, Scope], list[tuple[str, str]]]:
     """How a question is held to a scope."""
     name, _slash, rest = question.partition("/")
     if question in ("query", "query_range"):

@@ -224,7 +224,7 @@ def _devices(environment: Mapping[str, str], some: list[int] | None) -> dict[str
 
 
 @contextlib.contextmanager
-def _pinned(some: list[int] | None, memory: bool) -> Iterator[None]:
+def _pin_thread(some: list[int] | None, memory: bool) -> Iterator[None]:
     """This thread, and so what it starts, runs on some of the node's cores; with `memory` near them."""
     cores = os.sched_getaffinity(0)
     mine = cores if some is None else set(in_order(cores)[some[0] : some[1]])
@@ -287,7 +287,7 @@ class _Run:
             self._cleanup.expect(f"{orphans.MARK}={base[orphans.MARK]}")
             try:
                 with (
-                    _pinned(rank.get("cpus"), bool(rank.get("memory"))),
+                    _pin_thread(rank.get("cpus"), bool(rank.get("memory"))),
                     oom_score.children_at(oom_score.RANK),
                 ):
                     process = subprocess.Popen(
