@@ -152,9 +152,7 @@ class BookingForm(forms.Form):
         if not projects:
             del self.fields["project"]
         self.fields["nodes"].widget.attrs["max"] = max((kind.nodes for kind in offered), default=1)
-        self.fields["node_names"].help_text = _(
-            "Leave empty for any node of this kind. Separate names by commas."
-        )
+        self.fields["node_names"].help_text = _("Leave empty for any such node. Separate names by commas.")
         self.fields["node_names"].widget.attrs |= {"spellcheck": "false", "autocomplete": "off"}
         self.fields["time"].help_text = _("Times are in %(zone)s.") % {"zone": zone.key}
         longest = [settings.SITE.booking_policy(kind.partition).longest_minutes for kind in offered]
