@@ -146,7 +146,7 @@ def at_once(stages: int) -> None:
 
     def noting(group: Group, into: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(into, torch.Tensor):
-            assert not any(copy() is not None for copy in copies), "there is another copy"
+            assert not any(reference() is not None for reference in copies), "there is another copy"
             copies.append(weakref.ref(into))
         return broadcast(group, into, *arguments, **options)
 

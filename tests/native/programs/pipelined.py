@@ -162,8 +162,8 @@ def replica_statistics(stages: int) -> None:
         inputs, targets = torch.randn(6 * len(alone), 4) * 3 + 1, torch.randint(0, 3, (6 * len(alone),))
         part = slice(ours.replica * 6, ours.replica * 6 + 6)
         ours.step(inputs[part], targets[part], loss=functional.cross_entropy)
-        for number, value in enumerate(alone):
-            value(inputs[number * 6 : number * 6 + 6])
+        for number, replica in enumerate(alone):
+            replica(inputs[number * 6 : number * 6 + 6])
     state = ours.state_dict()
     for name in ("0.running_mean", "0.running_var") if rank() == 0 else ():
         alike(state[name], torch.stack([replica.state_dict()[name] for replica in alone]).mean(0), name)

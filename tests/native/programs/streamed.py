@@ -112,9 +112,8 @@ def uses() -> None:
         assert torch.equal(ours, theirs), name
     twin = copy.deepcopy(model)
     twin(x)  # has no part in the run
-    model, optimizer = build_parallel(
-        rank, start="streamed"
-    )  # and is never used: nobody waits for it in vain
+    # It is never used: nobody waits for it in vain.
+    model, optimizer = build_parallel(rank, start="streamed")
 
 
 def divided() -> None:
