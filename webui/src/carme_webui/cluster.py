@@ -375,14 +375,14 @@ def _placed(request: JobRequest, cluster: Cluster, access: Access) -> JobRequest
     """The job in the first partition that takes it, with the first of the user's accounts if need be."""
     account = request.account or settings.SITE.slurm.default_account
     first = partition_of(request, cluster, settings.SITE)
-    mine = [
+    usable_partitions = [
         candidate
         for candidate in usable(cluster, access).partitions
         if candidate.state == "UP" and candidate.node_names
     ]
     payers: list[str | None] = [account, *([] if request.account else access.accounts)]
     for payer in payers:
-        for partition in [first, *mine]:
+        for partition in [first, *usable_partitions]:
             if partition_refusal(partition, access, payer, request.qos) is None:
                 if partition == first and payer == account:
                     return request

@@ -121,10 +121,10 @@ class Booking(models.Model):
         """Those that are not over and that a user owns, may use or may take over; or maybe a few more."""
         # Databases search in JSON in different ways; all can search its text.
         named = StrIndex(Cast("users", models.TextField()), models.Value(f'"{user.username}"'))
-        mine = models.Q(owner=user) | models.Q(offered_to=user) | models.Q(project__in=projects_of(user))
+        own = models.Q(owner=user) | models.Q(offered_to=user) | models.Q(project__in=projects_of(user))
         found = cls.objects.filter(_OPEN).alias(named=named)
         # Each of these has an index: those who have no booking do not wait until all of a year are read.
-        rows = list(found.filter(mine | _SHARED & models.Q(named__gt=0)))
+        rows = list(found.filter(own | _SHARED & models.Q(named__gt=0)))
         # The columns of three more tables would cost most readers more than the rest of the question.
         projects = {project.pk: project for project in own_projects(user)}
         for row in rows:
@@ -133,10 +133,10 @@ class Booking(models.Model):
             if row.project_id in projects:
                 row.project = projects[row.project_id]
         known = {None, *projects}
-        others = [
+        incomplete = [
             row for row in rows if row.owner_id != user.pk or row.offered_to_id or row.project_id not in known
         ]
-        models.prefetch_related_objects(others, "owner", "offered_to", "project")
+        models.prefetch_related_objects(incomplete, "owner", "offered_to", "project")
         return rows
 
     def may_be_used_by(self, user: User) -> bool:

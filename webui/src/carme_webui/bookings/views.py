@@ -64,7 +64,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
     shown = Shown.at(now, view, first, kind.key if kind else "", zone)
     near = Booking.related_to(user)
     table = table_of(user, near, shown, list(page), running, reservations)
-    mine = [row for row in near if row.may_be_used_by(user)]
+    usable = [row for row in near if row.may_be_used_by(user)]
     waiting = list(Booking.open().filter(state=BookingState.REQUESTED)[:LANES]) if user.is_staff else []
     return render(
         request,
@@ -81,7 +81,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
             "before": first - timedelta(days=days),
             "after": first + timedelta(days=days),
             "slot_minutes": length // timedelta(minutes=1),
-            "mine": mine,
+            "usable": usable,
             "waiting": waiting,
             "offered": [row for row in near if row.offered_to_id == user.pk],
             "banner": banner,

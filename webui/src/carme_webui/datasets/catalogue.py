@@ -49,7 +49,7 @@ class UserDatasets(Datasets):
     @cached_property
     def _home(self) -> tuple[dict[str, Dataset], dict[str, str]]:
         try:
-            reported, whose = Files(broker(), self._user.username, PATIENCE).datasets()
+            reported, readers_by_path = Files(broker(), self._user.username, PATIENCE).datasets()
         except CarmeError:
             return {}, {}
         found = {}
@@ -59,7 +59,7 @@ class UserDatasets(Datasets):
                 found[name] = Dataset.model_validate({**values, "name": name, "site": False})
             except (ValidationError, TypeError):
                 continue
-        return found, whose
+        return found, readers_by_path
 
 
 def datasets_of(user: User) -> UserDatasets:

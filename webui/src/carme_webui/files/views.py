@@ -55,9 +55,14 @@ def folder(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {}
     status = 200
     try:
-        mine = places_of(files)
-        path = checked_path(path or mine[0].path, mine)
-        context = {"places": mine, "crumbs": crumbs(path, mine), "key": key_of(path), "part": services.PART}
+        places = places_of(files)
+        path = checked_path(path or places[0].path, places)
+        context = {
+            "places": places,
+            "crumbs": crumbs(path, places),
+            "key": key_of(path),
+            "part": services.PART,
+        }
         listing = files.show(path)
         entries, all_shown = listing.entries, request.GET.get("hidden") == "1"
         visible = [entry for entry in entries if all_shown or not entry.name.startswith(".")]

@@ -198,8 +198,8 @@ def payers(user: User) -> list[tuple[str, str]]:
     projects = {project.account: project.title for project in own_projects(user)}
     access = access_for(user)
     default = settings.SITE.slurm.default_account or access.default_account
-    others = [account for account in access.accounts if account not in projects and account != default]
-    return [*projects.items(), *((name, name) for name in others)]
+    further = [account for account in access.accounts if account not in projects and account != default]
+    return [*projects.items(), *((name, name) for name in further)]
 
 
 def projects_of(user: User) -> frozenset[int]:

@@ -59,11 +59,11 @@ def use_by_month(project: Project, reader: User, names_all: bool) -> Stack | Non
         return None
     named = ranked[:MOST_MEMBERS] if names_all else [reader.username]
     parts = [Part(user, _monthly_hours(hours, [user])) for user in named]
-    others = [user for user in ranked if user not in named]
+    unnamed = [user for user in ranked if user not in named]
     if not names_all:
         parts.append(Part(_("the project's total"), _monthly_hours(hours, ranked), total=True))
-    elif others:
-        parts.append(Part(_("other members"), _monthly_hours(hours, others), rest=True))
+    elif unnamed:
+        parts.append(Part(_("other members"), _monthly_hours(hours, unnamed), rest=True))
     labels = [date_format(start, "M Y") for start in starts]
     return Stack(_("Use by member and month"), unit, _("Month"), labels, parts)
 

@@ -242,7 +242,7 @@ def delete_preset(request: HttpRequest, number: int) -> HttpResponse:
 @require_POST
 def start_again(request: HttpRequest, name: str) -> HttpResponse:
     """Start a session with the options of an earlier one; what is not possible now leads to the form."""
-    options = _mine(request, name).requested_options
+    options = _own_session(request, name).requested_options
     fresh = request.POST.get("name", "")
     data = {key: "" if value is None else value for key, value in values_of(options).items()}
     cluster, banner = _cluster_state()
@@ -272,7 +272,7 @@ def session_state(request: HttpRequest, name: str) -> JsonResponse:
 
     With `token` its page may send the forms that stop it and start it again, the latter with `fresh` as name.
     """
-    found = _mine(request, name)
+    found = _own_session(request, name)
     answer = JsonResponse(
         {
             "over": found.is_over,
@@ -289,7 +289,7 @@ def session_state(request: HttpRequest, name: str) -> JsonResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def stop(request: HttpRequest, name: str) -> HttpResponse:
     """Ask whether to stop a session, and stop it."""
-    found = _mine(request, name)
+    found = _own_session(request, name)
     if request.method != "POST":
         if found.is_over or found.state == SessionState.STOPPING:
             return redirect(found)
@@ -301,7 +301,7 @@ def stop(request: HttpRequest, name: str) -> HttpResponse:
 @require_POST
 def extend(request: HttpRequest, name: str) -> HttpResponse:
     """Ask for more time; the page then says what came of it."""
-    found = _mine(request, name)
+    found = _own_session(request, name)
     try:
         given = actions.extend(found, minutes_of_form(request.POST.get("minutes", "")), broker())
     except CarmeError as error:
@@ -335,7 +335,7 @@ async def _events(user: str, seen: str) -> AsyncIterator[str]:
         seen = version
 
 
-def _mine(request: HttpRequest, name: str) -> Session:
+def _own_session(request: HttpRequest, name: str) -> Session:
     return get_object_or_404(own_sessions(signed_in(request)), name=name)
 
 
@@ -434,7 +434,7 @@ def _plan() -> Forecast | None:
 
 def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
     version = notifier.version(signed_in(request).username)  # first: what comes meanwhile is an update
-    found = _mine(request, name)
+    found = _own_session(request, name)
     mirror = Mirror.load()
     cluster, silence = _cluster_state()
     banner = mirror.silence or silence
