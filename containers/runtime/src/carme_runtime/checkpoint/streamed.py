@@ -229,9 +229,9 @@ class _Later:
         structure, arriving = self._due
         state = arriving.part(structure)
         self._due = None
-        mine = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(state)
-        for group, changed in zip(optimizer.param_groups, mine, strict=True):
+        for group, changed in zip(optimizer.param_groups, options, strict=True):
             group |= changed  # a scheduler may have begun meanwhile
 
     def _before(self, optimizer: Any, *_: Any) -> None:

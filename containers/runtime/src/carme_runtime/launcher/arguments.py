@@ -353,8 +353,8 @@ def _from_tarantella(arguments: list[str]) -> list[str]:
     own, rest = arguments[:count], arguments[count:]
     if rest[:1] == ["-m"] and _names_hosts(own, rest[1:]):
         return [*_from_tarantella(own), "--hostfile", *rest[1:2], *_from_tarantella(rest[2:])]
-    for theirs, ours in ALIASES.items():
-        own = [ours + word[len(theirs) :] if word.partition("=")[0] == theirs else word for word in own]
+    for alias, option in ALIASES.items():
+        own = [option + word[len(alias) :] if word.partition("=")[0] == alias else word for word in own]
     return [word for word in own if word not in NEEDLESS] + rest
 
 

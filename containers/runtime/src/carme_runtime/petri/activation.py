@@ -360,9 +360,9 @@ class Activation:
         if rule.transition.needs:
             for name, count in rule.transition.needs.items():
                 self.units[name] += count
-            for other in self.rules:
-                if other.transition.needs:
-                    self._wake(other)
+            for waiting in self.rules:
+                if waiting.transition.needs:
+                    self._wake(waiting)
 
     def _stop_reading(self, rule: Rule, token: Token) -> None:
         for _, state in rule.inputs:
@@ -399,16 +399,16 @@ class Activation:
         (arc, state), rest = inputs[0], inputs[1:]
         if arc.kind == "count":
             number = Token(0, pickle.dumps(state.count))
-            for others in self._choices(rest, used):
-                yield [number, *others]
+            for following in self._choices(rest, used):
+                yield [number, *following]
             return
         there: list[Token] = list(state.free)
         if arc.kind == "read":
             there = [*(token for token, _ in state.reading.values()), *there]
         there = [token for token in there if token.number not in used]
-        for mine in combinations(there, arc.weight):
-            for others in self._choices(rest, used | {token.number for token in mine}):
-                yield [*mine, *others]
+        for chosen in combinations(there, arc.weight):
+            for following in self._choices(rest, used | {token.number for token in chosen}):
+                yield [*chosen, *following]
 
     def _passes(self, rule: Rule, chosen: list[Token]) -> bool:
         try:

@@ -227,15 +227,15 @@ def _devices(environment: Mapping[str, str], some: list[int] | None) -> dict[str
 def _pin_thread(some: list[int] | None, memory: bool) -> Iterator[None]:
     """This thread, and so what it starts, runs on some of the node's cores; with `memory` near them."""
     cores = os.sched_getaffinity(0)
-    mine = cores if some is None else set(in_order(cores)[some[0] : some[1]])
+    own = cores if some is None else set(in_order(cores)[some[0] : some[1]])
     with contextlib.ExitStack() as stack:
-        if mine != cores:
+        if own != cores:
             stack.callback(os.sched_setaffinity, 0, cores)
-            os.sched_setaffinity(0, mine)
+            os.sched_setaffinity(0, own)
         if memory:
             from carme_runtime.ranks.memory import bound  # seldom wanted, and agents are to start quickly
 
-            stack.enter_context(bound(mine))
+            stack.enter_context(bound(own))
         yield
 
 

@@ -147,16 +147,16 @@ _Started = tuple["subprocess.Popen[bytes]", IO[bytes], dict[int, IO[bytes]]]
 
 
 def _on_terminal(command: list[str], variables: dict[str, str], size: dict[str, int]) -> _Started:
-    mine, its = os.openpty()
+    master, terminal = os.openpty()
     try:
-        _resize(mine, size)
-        process = _start(command, variables, its)
-        return process, os.fdopen(os.dup(mine), "wb", 0), {1: os.fdopen(mine, "rb", 0)}
+        _resize(master, size)
+        process = _start(command, variables, terminal)
+        return process, os.fdopen(os.dup(master), "wb", 0), {1: os.fdopen(master, "rb", 0)}
     except BaseException:
-        os.close(mine)
+        os.close(master)
         raise
     finally:
-        os.close(its)
+        os.close(terminal)
 
 
 def _on_pipes(command: list[str], variables: dict[str, str], _: None) -> _Started:

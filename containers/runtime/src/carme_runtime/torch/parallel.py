@@ -288,15 +288,15 @@ class Parallel:
         entries: list[Any] = [None] * self._size
         dist.all_gather_object(entries, (shapes, is_given(self._model)))
         everyone = [entry for entry, _ in entries]
-        for rank, theirs in enumerate(everyone):
-            if theirs != everyone[0]:
+        for rank, reported in enumerate(everyone):
+            if reported != everyone[0]:
                 differing = next(
-                    (i for i, (a, b) in enumerate(zip(everyone[0], theirs, strict=False)) if a != b),
-                    min(len(theirs), len(everyone[0])),
+                    (i for i, (a, b) in enumerate(zip(everyone[0], reported, strict=False)) if a != b),
+                    min(len(reported), len(everyone[0])),
                 )
                 raise InvalidCall(
                     f"The models of rank 0 and rank {rank} differ from parameter number {differing} on: "
-                    f"{everyone[0][differing : differing + 1]} and {theirs[differing : differing + 1]}.",
+                    f"{everyone[0][differing : differing + 1]} and {reported[differing : differing + 1]}.",
                     "Build the same model on all ranks.",
                 )
         given = streams and all(flag for _, flag in entries)

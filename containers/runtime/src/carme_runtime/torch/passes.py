@@ -306,8 +306,8 @@ class Passes:
         if not group:
             return [samples]
         counts = numpy.zeros(group.size, numpy.int64)
-        mine = numpy.array([samples], numpy.int64)
-        group.allgather(counts, mine, timeout=self._run.timeout)
+        own = numpy.array([samples], numpy.int64)
+        group.allgather(counts, own, timeout=self._run.timeout)
         stages = self._plan.schedule.ranks
         rows = counts.reshape(-1, stages)
         for number, row in enumerate(rows):
