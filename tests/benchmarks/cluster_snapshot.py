@@ -6,7 +6,7 @@ Prints a JSON line for each part; `--nodes` and `--jobs` change the size.
 
 With `--slurm PYTHON` also what a poll of the jobs and nodes of this host's Slurm takes, through its
 commands and through the pyslurm of that Python, by turns: `median_ms` until the answer is there, `cpu_ms` of
-ours and of our children for each look, in the mean, with the start of the child that has pyslurm.
+ours and of our children for each poll, in the mean, with the start of the child that has pyslurm.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from carme_monitoring.cluster.collector import ClusterCollector
 from carme_monitoring.exposition import text
 
 ROUNDS = 7
-LOOKS = 101
+POLLS = 101
 
 
 def site(nodes: int, jobs: int) -> Overview:
@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--slurm", metavar="PYTHON")
     options = parser.parse_args()
     if options.slurm:
-        for row in asyncio.run(looks(options.slurm)):
+        for row in asyncio.run(poll_adapters(options.slurm)):
             print(json.dumps(row))
     overview = site(options.nodes, options.jobs)
     registry = CollectorRegistry()
@@ -101,13 +101,13 @@ def main() -> int:
     return 0
 
 
-async def looks(python: str) -> list[dict[str, Any]]:
+async def poll_adapters(python: str) -> list[dict[str, Any]]:
     """One poll of the queue and the nodes of this host's Slurm, through both adapters by turns."""
     commands, library = SlurmCommands(), SlurmLibrary(interpreter=python)
     jobs = len(await library.queue())
     took: dict[str, list[float]] = {"slurm_commands": [], "slurm_pyslurm": []}
     cpu = dict.fromkeys(took, 0.0)
-    for _ in range(LOOKS):
+    for _ in range(POLLS):
         for name, slurm in (("slurm_commands", commands), ("slurm_pyslurm", library)):
             begun, used = time.perf_counter(), _processor_seconds()
             await slurm.queue()
@@ -121,7 +121,7 @@ async def looks(python: str) -> list[dict[str, Any]]:
         {
             "name": name,
             "median_ms": round(statistics.median(seconds) * 1000, 1),
-            "cpu_ms": round(cpu[name] / LOOKS * 1000, 1),
+            "cpu_ms": round(cpu[name] / POLLS * 1000, 1),
             "jobs": jobs,
         }
         for name, seconds in took.items()

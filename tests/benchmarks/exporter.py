@@ -87,7 +87,7 @@ class Node:
         self.records, self.gpus = folder / "allocations", folder / "gpus"
         self._groups: dict[tuple[int, str], list[Path]] = {}
         self._sleepers: list[subprocess.Popen[str]] = []
-        self._made: list[Path] = []
+        self._folders: list[Path] = []
 
     def __enter__(self) -> "Node":
         try:
@@ -101,8 +101,8 @@ class Node:
         self._empty()
         # Children before parents; the kernel takes its time for each, so many at once.
         with ThreadPoolExecutor(32) as threads:
-            for depth in sorted({len(group.parts) for group in self._made}, reverse=True):
-                list(threads.map(_remove, (group for group in self._made if len(group.parts) == depth)))
+            for depth in sorted({len(group.parts) for group in self._folders}, reverse=True):
+                list(threads.map(_remove, (group for group in self._folders if len(group.parts) == depth)))
         shutil.rmtree(self.records, ignore_errors=True)
         shutil.rmtree(self._folder / "cgroup", ignore_errors=True)
 
@@ -124,12 +124,12 @@ class Node:
         self.gpus.write_text("".join(lines))
 
     def _empty(self) -> None:
-        for one in self._sleepers:
-            one.kill()
-        for one in self._sleepers:
-            one.wait()
-            if one.stdout:
-                one.stdout.close()
+        for sleeper in self._sleepers:
+            sleeper.kill()
+        for sleeper in self._sleepers:
+            sleeper.wait()
+            if sleeper.stdout:
+                sleeper.stdout.close()
         self._sleepers = []
 
     def _make(self) -> None:
@@ -146,7 +146,7 @@ class Node:
             for step in STEPS:
                 if self.layout == "v1":
                     path = f"slurm_bench{os.getpid()}/uid_{uid}/job_{job}/step_{step}"
-                    roots = [CGROUPS / one for one in V1_CONTROLLERS]
+                    roots = [CGROUPS / controller for controller in V1_CONTROLLERS]
                 else:
                     path = f"bench{os.getpid()}_slurmstepd.scope/job_{job}/step_{step}/user/task_0"
                     roots = [self.cgroups]
@@ -179,7 +179,7 @@ class Node:
             if self.layout == "v2":
                 (parent / "cgroup.subtree_control").write_text("+cpu +memory +io +pids")
             group.mkdir()
-            self._made.append(group)
+            self._folders.append(group)
             if self.layout == "v2 files":
                 for name, text in _V2_FILES.items():
                     (group / name).write_text(text)
@@ -376,7 +376,7 @@ def main() -> int:
     print_table(rows)
     if options.json:
         write_json(options.json, rows)
-    return 0 if all(one["holds"] is not False for one in rows) else 1
+    return 0 if all(row["holds"] is not False for row in rows) else 1
 
 
 def _rows(layout: str, costs: dict[int, Cost], peers: dict[str, Cost | None]) -> list[dict[str, object]]:
@@ -388,13 +388,13 @@ def _rows(layout: str, costs: dict[int, Cost], peers: dict[str, Cost | None]) ->
     few = costs[JOBS * len(STEPS)]
     growth, factor = full.cpu_ms / few.cpu_ms, PROCESSES / (JOBS * len(STEPS))
     return [
-        row(f"scrape_ms {layout}", "ms", full.scrape_ms, peers=others(lambda one: one.scrape_ms),
+        row(f"scrape_ms {layout}", "ms", full.scrape_ms, peers=others(lambda measured: measured.scrape_ms),
             aim="median under 50 ms", holds=full.scrape_ms < 50),
-        row(f"cpu_percent {layout}", "% of core", full.share, peers=others(lambda one: one.share),
+        row(f"cpu_percent {layout}", "% of core", full.share, peers=others(lambda measured: measured.share),
             aim="under 0.5 % at a scrape every 15 s", holds=full.share < 0.5),
-        row(f"memory_mb {layout}", "MiB", full.memory_mb, peers=others(lambda one: one.memory_mb),
+        row(f"memory_mb {layout}", "MiB", full.memory_mb, peers=others(lambda measured: measured.memory_mb),
             aim="peak under 60 MiB", holds=full.memory_mb < 60),
-        row(f"series {layout}", "", float(full.series), peers=others(lambda one: float(one.series)),
+        row(f"series {layout}", "", float(full.series), peers=others(lambda measured: float(measured.series)),
             answer_bytes=full.answer_bytes),
         row(f"growth {layout}", "times", growth,
             aim=f"processor time grows less than processes ({factor:.1f} times)", holds=growth < factor,

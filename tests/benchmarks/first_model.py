@@ -1,11 +1,11 @@
-"""A new user's way from the login to a model trained on two nodes: clicks and seconds, in Chromium.
+"""A new user's path from the login to a model trained on two nodes: clicks and seconds, in Chromium.
 
     python tests/benchmarks/first_model.py --quick
     python tests/benchmarks/first_model.py --json result.json
 
 Each round is a new user's: a browser without cookies or cache, an empty home. The user signs in, chooses the
 card of two nodes, presses "Start and open", opens the example of distributed training in JupyterLab and
-presses "Run All". The way ends when the notebook shows the accuracy of the trained model. The browser itself
+presses "Run All". The path ends when the notebook shows the accuracy of the trained model. The browser itself
 counts each press of a button of the mouse. Names and passwords are typed at once, and each click comes as
 soon as its button is there: the seconds are what the site takes, without reading. Needs root and the
 demo; where other jobs have its GPUs the session waits for them, and so does this. The account `newcomer`,
@@ -46,13 +46,13 @@ COUNT = "addEventListener('pointerdown', event => event.isTrusted && window.carm
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the way: the seconds that it took, and the clicks in it."""
+    """A part of the path: the seconds that it took, and the clicks in it."""
 
     seconds: float
     clicks: int
 
 
-class Way:
+class Walk:
     """What is counted while somebody goes along: call `part` at each part's end."""
 
     def __init__(self, page: Page) -> None:
@@ -95,14 +95,14 @@ def main() -> None:
     if busy := site.run("head", "squeue", "--noheader").stdout.strip():
         print(f"first_model: the session may have to wait for these jobs:\n{busy}", file=sys.stderr)
     expect.set_options(timeout=LIMIT * 1000)
-    ways = []
+    walks = []
     with chromium() as browser:
         for number in range(rounds):
             with new_home(site):
-                ways.append(go(site, browser, arguments.pictures))
-            took = ", ".join(f"{name} {part.seconds:.1f} s" for name, part in ways[-1].items())
+                walks.append(go(site, browser, arguments.pictures))
+            took = ", ".join(f"{name} {part.seconds:.1f} s" for name, part in walks[-1].items())
             print(f"{number + 1}: {took}", file=sys.stderr)
-    rows = judge(ways)
+    rows = judge(walks)
     print_table(rows)
     if arguments.json:
         write_json(arguments.json, rows, rounds=rounds, busy=busy.splitlines())
@@ -135,7 +135,7 @@ def new_home(site: DemoSite) -> Iterator[None]:
 
 
 def go(site: DemoSite, browser: Browser, pictures: Path | None) -> dict[str, Part]:
-    """Go all the way once; what each part took.
+    """Follow the whole path once; what each part took.
 
     Raises:
         RuntimeError: The model was not trained on two nodes.
@@ -143,18 +143,18 @@ def go(site: DemoSite, browser: Browser, pictures: Path | None) -> dict[str, Par
     context = browser.new_context(base_url=site.url, ignore_https_errors=True, viewport=DESKTOP)
     context.set_default_timeout(LIMIT * 1000)
     page = context.new_page()
-    way = Way(page)
+    walk = Walk(page)
 
     def ended(name: str) -> None:
-        way.part(name)
+        walk.part(name)
         if pictures:
             pictures.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(PlaywrightError):  # one page may just give way to the next
-                page.screenshot(path=pictures / f"first-model-{len(way.parts)}.png")
-            way.begin()
+                page.screenshot(path=pictures / f"first-model-{len(walk.parts)}.png")
+            walk.begin()
 
     try:
-        walk(site, page, way, ended)
+        follow(site, page, walk, ended)
     except BaseException:
         seen = ROOT / "artifacts/first_model.png"
         seen.parent.mkdir(exist_ok=True)
@@ -164,14 +164,14 @@ def go(site: DemoSite, browser: Browser, pictures: Path | None) -> dict[str, Par
         raise
     finally:
         context.close()
-    return way.parts
+    return walk.parts
 
 
-def walk(site: DemoSite, page: Page, way: Way, ended: Callable[[str], None]) -> None:
+def follow(site: DemoSite, page: Page, walk: Walk, ended: Callable[[str], None]) -> None:
     """The clicks, in their order; `ended` is called at each part's end."""
     page.goto("/")
     expect(page.get_by_label("User name")).to_be_focused()
-    way.begin()
+    walk.begin()
     page.keyboard.type(USER)
     page.keyboard.press("Tab")
     page.keyboard.type(site.passwords[USER])
@@ -211,17 +211,17 @@ def check(site: DemoSite, page: Page, output: str) -> None:
         )
 
 
-def judge(ways: list[dict[str, Part]]) -> list[dict[str, Any]]:
-    """The rows of the report: the whole way, then its parts; medians of the seconds."""
-    clicks = max(sum(part.clicks for part in way.values()) for way in ways)
-    seconds = statistics.median(sum(part.seconds for part in way.values()) for way in ways)
+def judge(walks: list[dict[str, Part]]) -> list[dict[str, Any]]:
+    """The rows of the report: the whole path, then its parts; medians of the seconds."""
+    clicks = max(sum(part.clicks for part in walk.values()) for walk in walks)
+    seconds = statistics.median(sum(part.seconds for part in walk.values()) for walk in walks)
     rows = [
         row("clicks", "clicks", clicks, aim=f"at most {CLICKS}", holds=clicks <= CLICKS),
         row("login_to_model_s", "s", seconds, aim=f"at most {SECONDS:.0f}", holds=seconds <= SECONDS),
     ]
-    for name in ways[0]:
-        took = [way[name].seconds for way in ways]
-        most = max(way[name].clicks for way in ways)
+    for name in walks[0]:
+        took = [walk[name].seconds for walk in walks]
+        most = max(walk[name].clicks for walk in walks)
         rows.append(row(f"{name}_s", "s", statistics.median(took), rounds=took))
         rows.append(row(f"{name}_clicks", "clicks", most))
     return rows

@@ -114,8 +114,10 @@ def stepping(model: Any, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> C
     return step
 
 
-def ways(build: Callable[[], tuple[nn.Module, torch.Tensor]]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The same training in each way: plain PyTorch, `parallelize`, DDP on NCCL and on carme.
+def contestants(
+    build: Callable[[], tuple[nn.Module, torch.Tensor]],
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The same training with each contestant: plain PyTorch, `parallelize`, DDP on NCCL and on carme.
 
     `parallelize` leaves a single rank alone; `parallelize_hooks` gathers and scales gradients all the same,
     as with more ranks.
@@ -124,43 +126,43 @@ def ways(build: Callable[[], tuple[nn.Module, torch.Tensor]]) -> Iterator[tuple[
     from carme_runtime.torch.parallel import Parallel
 
     attached: list[Any] = []
-    for way in ("plain", "parallelize", "parallelize_hooks", "ddp_nccl", "ddp_carme"):
+    for contestant in ("plain", "parallelize", "parallelize_hooks", "ddp_nccl", "ddp_carme"):
         model, x = build()
         optimizer = torch.optim.AdamW(model.parameters())
         trained: Any = model
-        if way == "parallelize":
+        if contestant == "parallelize":
             parallelize(model, optimizer)
-        elif way == "parallelize_hooks":
+        elif contestant == "parallelize_hooks":
             attached.append(Parallel(model, None))
-        elif way.startswith("ddp"):
-            group = dist.new_group(backend="nccl") if way == "ddp_nccl" else None
+        elif contestant.startswith("ddp"):
+            group = dist.new_group(backend="nccl") if contestant == "ddp_nccl" else None
             trained = DistributedDataParallel(model, device_ids=[0], process_group=group)
-        yield way, stepping(trained, x, optimizer)
+        yield contestant, stepping(trained, x, optimizer)
 
 
 def steps(rounds: int) -> Rows:
     """Training steps on one rank: what the hooks cost."""
     from carme_runtime.torch.parallel import join_run
 
-    one = {
+    environment = {
         "RANK": "0",
         "WORLD_SIZE": "1",
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29517",
     }
-    os.environ.update({name: os.environ.get(name, value) for name, value in one.items()})
+    os.environ.update({name: os.environ.get(name, value) for name, value in environment.items()})
     join_run()
     rows: Rows = {}
     for name, build in (("resnet50", resnet), ("transformer", transformer), ("small", small)):
-        known = dict(ways(build))
+        known = dict(contestants(build))
         for step in known.values():
             timed(step, 5)
-        times: dict[str, list[float]] = {way: [] for way in known}
+        times: dict[str, list[float]] = {contestant: [] for contestant in known}
         for _ in range(rounds):
-            for way, step in known.items():
-                times[way] += timed(step, 8)
-        rows |= {f"step_ms_{name}_{way}": spread(found) for way, found in times.items()}
+            for contestant, step in known.items():
+                times[contestant] += timed(step, 8)
+        rows |= {f"step_ms_{name}_{contestant}": spread(found) for contestant, found in times.items()}
         del known
         free()
     return rows

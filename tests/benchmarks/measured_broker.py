@@ -53,7 +53,7 @@ directory = "{folder}/images"
         processes.end(process)
 
 
-async def first_look(client: AsyncBrokerClient, process: "subprocess.Popen[bytes]") -> None:
+async def first_poll(client: AsyncBrokerClient, process: "subprocess.Popen[bytes]") -> None:
     """Wait until the broker has read the nodes and jobs once."""
     end = time.monotonic() + 300
     while True:

@@ -178,11 +178,11 @@ def cuts(graph: Any) -> list[tuple[float, int]]:
     times = [each.forward_ms(graph.samples) for each in graph.operators]
     found = []
     for place in range(1, len(times)):
-        made = {name for each in graph.operators[:place] for name in each.outputs}
+        created = {name for each in graph.operators[:place] for name in each.outputs}
         used = {name for each in graph.operators[place:] for name in each.inputs}
         longer = max(sum(times[:place]), sum(times[place:])) / sum(times)
-        if made & used:  # else the parts have nothing to do with each other
-            found.append((longer, sum(graph.value[name].bytes for name in made & used)))
+        if created & used:  # else the parts have nothing to do with each other
+            found.append((longer, sum(graph.value[name].bytes for name in created & used)))
     return found
 
 

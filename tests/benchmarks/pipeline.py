@@ -178,14 +178,14 @@ def ours(model: Any, schedule: str, inputs: Any, targets: Any, result: dict[str,
     from carme_runtime.torch import pipeline
 
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    made, _ = pipeline(
+    created, _ = pipeline(
         model, optimizer, example=inputs, stages=RANKS, micro_batches=MICRO_BATCHES, schedule=schedule
     )
-    result[f"predicted_{schedule}"] = made.plan().step_ms
+    result[f"predicted_{schedule}"] = created.plan().step_ms
 
     def step() -> None:
         optimizer.zero_grad()
-        made.step(inputs, targets, loss=functional.mse_loss)
+        created.step(inputs, targets, loss=functional.mse_loss)
 
     return step
 

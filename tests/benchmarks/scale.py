@@ -38,7 +38,7 @@ from typing import Any
 
 import prometheus_targets
 import virtual_slurmds
-from measured_broker import SEEN_SECONDS, broker, first_look
+from measured_broker import SEEN_SECONDS, broker, first_poll
 from report import growth_row, machine, print_table, tidy_up_when_ended, write_json
 
 from carme.broker import AsyncBrokerClient
@@ -183,7 +183,7 @@ async def measure(size: tuple[int, int, int], seconds: float) -> Measured:
         with broker(folder) as process:
             client = AsyncBrokerClient(folder / "broker.sock")
             try:
-                await first_look(client, process)
+                await first_poll(client, process)
             except CarmeError as error:
                 sys.exit(f"scale: {error}\n{(folder / 'journal').read_text()[-2000:]}")
             snapshot = time.monotonic() - begun

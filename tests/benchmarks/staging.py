@@ -240,10 +240,10 @@ def place(where: Path, size: int, plain: bool) -> Iterator[Path]:
         )
         # Past the page cache where that can be: else most of the time is that of copies in memory.
         loop = ["losetup", "--find", "--show", image]
-        made = subprocess.run([*loop, "--direct-io=on"], capture_output=True, text=True, check=False)
-        if made.returncode:
-            made = subprocess.run(loop, stdout=subprocess.PIPE, text=True, check=True)
-        device = made.stdout.strip()
+        created = subprocess.run([*loop, "--direct-io=on"], capture_output=True, text=True, check=False)
+        if created.returncode:
+            created = subprocess.run(loop, stdout=subprocess.PIPE, text=True, check=True)
+        device = created.stdout.strip()
         try:
             subprocess.run(["mount", device, mounted], check=True)
             try:
@@ -305,8 +305,8 @@ def _fio(size: int, *jobs: tuple[Any, ...], direct: bool = True) -> float:
         "--end_fsync=1", "--file_service_type=sequential",
     ]  # fmt: skip
     each = [
-        [f"--name=job{number}", f"--rw={way}", f"--filename={':'.join(map(str, files))}", *shared]
-        for number, (way, *files) in enumerate(jobs)
+        [f"--name=job{number}", f"--rw={mode}", f"--filename={':'.join(map(str, files))}", *shared]
+        for number, (mode, *files) in enumerate(jobs)
     ]
     for _, *files in jobs:
         descriptor = os.open(files[0].parent, os.O_RDONLY)
@@ -414,8 +414,8 @@ class Bench:
             if os.geteuid():
                 del places["kernel"]
             else:
-                way = ["mount", "-t", "squashfs", "-o", "loop,ro", image]
-                mounts.enter_context(_mounted(way, places["kernel"]))
+                command = ["mount", "-t", "squashfs", "-o", "loop,ro", image]
+                mounts.enter_context(_mounted(command, places["kernel"]))
             for _ in range(self.rounds):
                 for name, place in places.items():
                     command = [sys.executable, "-I", "-S", "-c", READ, str(place)]

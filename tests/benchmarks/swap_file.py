@@ -33,8 +33,8 @@ def swap_file(folder: Path, size: int) -> Iterator[Path]:
     """
     file = folder / f"{_own()}{os.getpid()}"
     try:
-        with file.open("wb") as made:
-            os.posix_fallocate(made.fileno(), 0, size)
+        with file.open("wb") as opened:
+            os.posix_fallocate(opened.fileno(), 0, size)
         file.chmod(0o600)
         _run("mkswap", file)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)

@@ -1,4 +1,4 @@
-"""Times training steps of five models with torch DDP on Gloo, ours in several ways, and Horovod.
+"""Times training steps of five models with torch DDP on Gloo, ours with several options, and Horovod.
 
     python tests/benchmarks/training.py --quick
     python tests/benchmarks/training.py --json result.json
@@ -50,8 +50,8 @@ BATCH = {
 OURS = "carme_parallelize"
 KERAS = "carme_keras"  # ours for models of Keras, which the others train in a loop of PyTorch's
 ALONE = "alone"  # computes without communicating
-WAYS = ("gloo_ddp", "carme_ddp", OURS, "carme_overlap_step", "carme_horovod", "horovod")
-KERAS_WAYS = ("gloo_ddp", "carme_ddp", KERAS, "carme_horovod", "horovod")
+METHODS = ("gloo_ddp", "carme_ddp", OURS, "carme_overlap_step", "carme_horovod", "horovod")
+KERAS_METHODS = ("gloo_ddp", "carme_ddp", KERAS, "carme_horovod", "horovod")
 QUICK = ("mlp", "keras_mlp")
 RATES = (10.0, 1.0)  # Gbit/s of the link between two nodes
 WARM_UP = 2  # steps
@@ -78,7 +78,10 @@ def main() -> None:
     options.add_argument("--ranks", nargs="*", type=int, help="numbers of ranks (default 1 2 4, quick 2)")
     options.add_argument("--rates", nargs="*", type=float, metavar="GBIT", help="links of two nodes (10 1)")
     options.add_argument(
-        "--contestants", nargs="*", choices=sorted({*WAYS, *KERAS_WAYS}), help="with ours and gloo_ddp (all)"
+        "--contestants",
+        nargs="*",
+        choices=sorted({*METHODS, *KERAS_METHODS}),
+        help="with ours and gloo_ddp (all)",
     )
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
@@ -116,11 +119,11 @@ def measure(
     model: str, scene: Scene, rounds: int, steps: int, chosen: list[str] | None
 ) -> list[dict[str, Any]]:
     """All contestants train `model`, or the chosen ones."""
-    ways, own = (KERAS_WAYS, KERAS) if model.startswith("keras") else (WAYS, OURS)
+    methods, own = (KERAS_METHODS, KERAS) if model.startswith("keras") else (METHODS, OURS)
     if chosen is not None:
-        ways = tuple(name for name in ways if name in {*chosen, own, "gloo_ddp"})
+        methods = tuple(name for name in methods if name in {*chosen, own, "gloo_ddp"})
     with contextlib.ExitStack() as stack:
-        contestants = start_all(stack, model, scene, ways, own)
+        contestants = start_all(stack, model, scene, methods, own)
         turns = Turns()
         for turn in range(rounds + 1):
             losses = take_turn(contestants, turns, steps if turn else WARM_UP, is_warm_up=not turn)
@@ -132,14 +135,14 @@ def measure(
             for name, loss in losses.items():
                 if abs(loss - expected) > SAME_LOSS * abs(expected):
                     raise SystemExit(f"{name}: loss {loss} instead of {expected} with {model}")
-    rows = [step_row(model, scene, ways, own, turns, steps), *hidden_rows(model, scene, own, turns)]
+    rows = [step_row(model, scene, methods, own, turns, steps), *hidden_rows(model, scene, own, turns)]
     for each in rows:
         print(json.dumps(each), file=sys.stderr, flush=True)
     return rows
 
 
 def start_all(
-    stack: contextlib.ExitStack, model: str, scene: Scene, ways: tuple[str, ...], own: str
+    stack: contextlib.ExitStack, model: str, scene: Scene, methods: tuple[str, ...], own: str
 ) -> dict[str, Contestant]:
     """The contestants that could be started; `stack` ends them. Ours and Gloo must be among them."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -150,7 +153,7 @@ def start_all(
     listener.listen(256)
     contestants: dict[str, Contestant] = {}
     program, more = Path(__file__), {"CARME_BENCHMARK_MODEL": model}
-    for name in ways if own == KERAS else (*ways, ALONE):
+    for name in methods if own == KERAS else (*methods, ALONE):
         if name != "horovod":
             contestants[name] = start(scene, name, door, nodes, program, more)
         elif has_horovod():
@@ -195,7 +198,7 @@ def communicate_alone(contestant: Contestant, turns: Turns, steps: int) -> dict[
 
 
 def step_row(
-    model: str, scene: Scene, ways: tuple[str, ...], own: str, turns: Turns, steps: int
+    model: str, scene: Scene, methods: tuple[str, ...], own: str, turns: Turns, steps: int
 ) -> dict[str, Any]:
     """The row of a model's step."""
     medians = {name: statistics.median(values) for name, values in turns.times.items()}
@@ -208,7 +211,7 @@ def step_row(
         f"step_ms_{model}_{suffix}",
         "ms",
         ours,
-        peers={name: medians.get(name) for name in ways if name != own},
+        peers={name: medians.get(name) for name in methods if name != own},
         floor=alone,
         aim="faster than every peer" if scene.ranks > 1 else "",
         holds=ours < best if scene.ranks > 1 else None,
@@ -233,10 +236,10 @@ def hidden_rows(model: str, scene: Scene, own: str, turns: Turns) -> list[dict[s
     alone, ours = medians[ALONE], medians[own]
     alone_ms = statistics.median(each["ms"] for each in turns.communication)
     busy = statistics.median(each["busy_ms"] for each in turns.communication)
-    made = [
+    created = [
         (statistics.median(at for at, _ in each), each[0][1]) for each in zip(*turns.gradients, strict=True)
     ]
-    ideal = max(travelled(made, alone_ms), alone + busy)
+    ideal = max(travelled(created, alone_ms), alone + busy)
     hideable = alone + alone_ms - ideal
     # Where hardly anything can be hidden, times differ by more than that from step to step.
     if hideable < LEAST_HIDEABLE * alone:
@@ -314,10 +317,10 @@ def work(name: str, door: str) -> None:
         for x, y in batches[:UNTIMED]:
             step(model, x, y)
         begin, used, loss = time.perf_counter(), time.process_time(), torch.zeros(())
-        made: list[list[tuple[float, Any]]] = []
+        created: list[list[tuple[float, Any]]] = []
         for x, y in batches[UNTIMED:]:
             loss, gradients = step(model, x, y)
-            made.append(gradients)
+            created.append(gradients)
         took = (time.perf_counter() - begin) / order["steps"] * 1000
         used = (time.process_time() - used) / order["steps"] * 1000
         answer = {
@@ -326,7 +329,7 @@ def work(name: str, door: str) -> None:
             "loss": float(loss),
             "gradients": [
                 (statistics.mean(at for at, _ in each), travelling(each[0][1].grad))
-                for each in zip(*made, strict=True)
+                for each in zip(*created, strict=True)
             ],
         }
         connection.sendall(json.dumps(answer).encode() + b"\n")
@@ -483,19 +486,19 @@ def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], 
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    made: list[tuple[float, Any]] = []  # when the gradient of each parameter was there
+    created: list[tuple[float, Any]] = []  # when the gradient of each parameter was there
     if name == ALONE:
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda p: made.append((time.perf_counter(), p)))
+            parameter.register_post_accumulate_grad_hook(lambda p: created.append((time.perf_counter(), p)))
 
     def step(model: Any, x: Any, y: Any) -> Any:
         begin = time.perf_counter()
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), y)
-        made.clear()
+        created.clear()
         loss.backward()
         optimizer.step()
-        return loss.detach(), [(1000 * (at - begin), parameter) for at, parameter in made]
+        return loss.detach(), [(1000 * (at - begin), parameter) for at, parameter in created]
 
     return model, rank, step
 

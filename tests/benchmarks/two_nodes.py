@@ -95,9 +95,9 @@ class TwoNodes:
             _ip("-n", node, "link", "set", self.device, "up")
 
     def _route(self, node: str, number: int, *options: str) -> None:
-        """Give the way to the other node these options."""
-        way = [self.network, "dev", self.device, "proto", "kernel", "src", self.addresses[number]]
-        _ip("-n", node, "route", "change", *way, *options)
+        """Give the route to the other node these options."""
+        route = [self.network, "dev", self.device, "proto", "kernel", "src", self.addresses[number]]
+        _ip("-n", node, "route", "change", *route, *options)
 
     def _shape(self, node: str, device: str) -> None:
         """Give what a device sends its rate."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import processes
-from measured_broker import SEEN_SECONDS, broker, first_look
+from measured_broker import SEEN_SECONDS, broker, first_poll
 from report import growth_row
 
 from carme.broker import AsyncBrokerClient
@@ -40,7 +40,7 @@ PROGRAMS = ("slurmctld", "slurmd", "munged", "squeue", "scontrol", "sbatch")
 CONTROLLER, FIRST = 26_817, 27_001
 #: Seconds for all nodes to register.
 PATIENCE = 600.0
-LOOKS, CHANGES = 21, 5
+POLLS, CHANGES = 21, 5
 CONFIGURATION = """\
 ClusterName=bench
 SlurmctldHost={host}(127.0.0.1)
@@ -79,14 +79,14 @@ class Measured:
     Attributes:
         register: Until all nodes were there.
         snapshot: Until the broker's first poll was over.
-        look: One look of the adapter at nodes and partitions, in the median.
+        poll: One poll of the adapter at nodes and partitions, in the median.
         seen: The slowest of some changes until a client that waits for events knew of them.
         slurmd: What one of the slurmds has in memory for itself, in the mean.
     """
 
     register: float
     snapshot: float
-    look: float
+    poll: float
     seen: float
     slurmd: float
 
@@ -165,24 +165,24 @@ async def measure(count: int) -> Measured:
         with slurm(folder, count) as register:
             pids = [int((folder / f"pid/v{number}").read_text()) for number in range(1, count + 1)]
             memory = statistics.mean(map(_private_mib, pids))
-            look = await _look(count)
+            poll = await _poll_seconds(count)
             for name in ("sacct", "sacctmgr"):
                 (folder / name).write_text("#!/bin/sh\n")
                 (folder / name).chmod(0o755)
             begun = time.monotonic()
             with broker(folder) as process:
                 client = AsyncBrokerClient(folder / "broker.sock")
-                await first_look(client, process)
+                await first_poll(client, process)
                 snapshot = time.monotonic() - begun
                 seen = [await _seen(client) for _ in range(CHANGES)]
-            return Measured(register, snapshot, look, max(seen), memory)
+            return Measured(register, snapshot, poll, max(seen), memory)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _look(count: int) -> float:
+async def _poll_seconds(count: int) -> float:
     commands, took = SlurmCommands(cluster="bench"), []
-    for _ in range(LOOKS):
+    for _ in range(POLLS):
         begun = time.perf_counter()
         cluster = await commands.cluster()
         took.append(time.perf_counter() - begun)
@@ -230,7 +230,7 @@ def judge(small: Measured, large: Measured) -> list[dict[str, Any]]:
     """The rows of both sizes."""
     return [
         growth_row("slurmds_snapshot_s", "s", small.snapshot, large.snapshot),
-        growth_row("slurmds_look_ms", "ms", 1000 * small.look, 1000 * large.look),
+        growth_row("slurmds_look_ms", "ms", 1000 * small.poll, 1000 * large.poll),
         growth_row("slurmds_change_seen_s", "s", small.seen, large.seen, SEEN_SECONDS),
         growth_row("slurmds_register_s", "s", small.register, large.register),
         growth_row("slurmds_memory_mb_each", "MiB", small.slurmd, large.slurmd),

@@ -88,10 +88,10 @@ def keep(page: Page) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def keep_looks(page: Page, keep: Callable[[str], None]) -> Callable[[str], None]:
+def keep_screenshots(page: Page, keep: Callable[[str], None]) -> Callable[[str], None]:
     """Keeps screenshots of a page on a wide screen and on a phone, light and dark; nothing may stick out."""
 
-    def looks(name: str) -> None:
+    def screenshots(name: str) -> None:
         for size, width in (("desktop", DESKTOP), ("phone", PHONE)):
             page.set_viewport_size(width)
             for scheme in ("light", "dark"):
@@ -101,7 +101,7 @@ def keep_looks(page: Page, keep: Callable[[str], None]) -> Callable[[str], None]
         page.set_viewport_size(DESKTOP)
         page.emulate_media(color_scheme="light")
 
-    return looks
+    return screenshots
 
 
 @pytest.fixture(autouse=True)

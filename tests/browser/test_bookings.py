@@ -21,7 +21,7 @@ def reservation_of(demo: DemoSite, name: str) -> str:
 
 
 def test_a_booking_is_made_by_keyboard_seen_in_the_calendar_and_deleted(
-    page: Page, demo: DemoSite, keep_looks: Callable[[str], None]
+    page: Page, demo: DemoSite, keep_screenshots: Callable[[str], None]
 ) -> None:
     log_in(page, demo)
     page.get_by_role("link", name="Bookings").click()
@@ -45,7 +45,7 @@ def test_a_booking_is_made_by_keyboard_seen_in_the_calendar_and_deleted(
         assert f"ReservationName={name} " in reservation_of(demo, name)
         page.goto(f"/bookings/?view=day&day={DAY}")
         expect(page.locator("#calendar").get_by_role("link", name="Browser test").first).to_be_visible()
-        keep_looks("bookings")
+        keep_screenshots("bookings")
 
         # Drawn over two free cells of the other node, it is refused: half of the demo is booked already.
         row = page.locator("#calendar tbody tr").filter(has_not=page.get_by_role("link", name="Browser test"))
@@ -59,7 +59,7 @@ def test_a_booking_is_made_by_keyboard_seen_in_the_calendar_and_deleted(
         page.get_by_role("button", name="Book", exact=True).click()
         expect(page.locator(".errorlist")).to_contain_text("may be booked at a time")
         expect(page.locator("button[name=slot]").first).to_be_visible()
-        keep_looks("bookings-conflict")
+        keep_screenshots("bookings-conflict")
     finally:
         page.goto(f"/bookings/{name}/delete/")
         page.get_by_role("button", name="Delete the booking").click()

@@ -87,7 +87,7 @@ def test_a_session_is_started_again_from_the_dialog_at_its_end(
     page.wait_for_url(lambda url: "/jupyter/user/" in url and ended not in url)
     expect(page.locator(".jp-Launcher, .jp-NotebookPanel").first).to_be_visible()
     name = page.url.partition("/jupyter/user/")[2].split("/")[1]
-    known = {one: demo.carme_json("session", "show", one) for one in (ended, name)}
+    known = {session: demo.carme_json("session", "show", session) for session in (ended, name)}
     assert known[name]["state"] == "ready" and known[ended]["state"] == "ended"
     page.goto(f"/sessions/{name}/")
     expect(page.get_by_role("heading", name="Once more")).to_be_visible()

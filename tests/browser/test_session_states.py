@@ -18,7 +18,7 @@ def state(page: Page):
 
 @pytest.mark.alone
 def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
-    page: Page, demo: DemoSite, keep_looks: Callable[[str], None]
+    page: Page, demo: DemoSite, keep_screenshots: Callable[[str], None]
 ) -> None:
     everything = ("--nodes", "2", "--gpus", str(demo.settings.gpus), "--time", "20m")
     demo.carme("submit", "--name", "all", *everything, "--", "sleep", "1200", user=demo.other)
@@ -33,7 +33,7 @@ def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
     expect(page).to_have_title(re.compile("^Waiting in the queue · Behind somebody else"))
     expect(page.get_by_role("link", name=re.compile("^Open"))).to_have_count(0)
     expect(estimate).to_contain_text("Expected start")  # Slurm plans every few seconds
-    keep_looks("waiting")
+    keep_screenshots("waiting")
     demo.run("head", "scancel", f"--user={demo.other}")
     expect(state(page)).to_have_text("Ready")
     expect(estimate).to_have_count(0)
@@ -41,7 +41,7 @@ def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
 
 @pytest.mark.alone  # it counts the GPUs that all leave
 def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
-    page: Page, chromium: Browser, demo: DemoSite, keep_looks: Callable[[str], None]
+    page: Page, chromium: Browser, demo: DemoSite, keep_screenshots: Callable[[str], None]
 ) -> None:
     log_in(page, demo)
     start(page, "Seen from everywhere", gpus_per_node=1, minutes=60)
@@ -56,7 +56,7 @@ def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
         "Server listening",
     ):
         expect(rows.filter(has_text=step)).to_have_count(1)
-    keep_looks("ready")
+    keep_screenshots("ready")
 
     other = chromium.new_context(base_url=demo.url, ignore_https_errors=True)
     other.set_default_timeout(HANG * 1000)
@@ -88,7 +88,7 @@ def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
 
 
 def test_a_session_near_its_end_warns_and_can_be_extended(
-    page: Page, demo: DemoSite, keep_looks: Callable[[str], None]
+    page: Page, demo: DemoSite, keep_screenshots: Callable[[str], None]
 ) -> None:
     log_in(page, demo)
     start(page, "Nearly over", gpus_per_node=1, minutes=3)
@@ -97,7 +97,7 @@ def test_a_session_near_its_end_warns_and_can_be_extended(
     warning = page.locator("#limit-end.near, #limit-end.urgent")
     expect(warning).to_contain_text("left, until", timeout=2 * HANG * 1000)
     expect(page).to_have_title(re.compile(r"^(\d minutes|less than a minute) left · Nearly over"))
-    keep_looks("expiring")
+    keep_screenshots("expiring")
     page.get_by_label("More time").select_option("60")
     page.get_by_role("button", name="Extend").click()
     expect(page.get_by_role("status")).to_contain_text("The session now ends at")
@@ -117,7 +117,7 @@ def test_a_session_near_its_end_warns_and_can_be_extended(
 
 
 def test_a_failed_session_says_why_and_starts_again_with_one_click(
-    page: Page, demo: DemoSite, keep_looks: Callable[[str], None]
+    page: Page, demo: DemoSite, keep_screenshots: Callable[[str], None]
 ) -> None:
     log_in(page, demo)
     start(page, "Killed", gpus_per_node=1, minutes=20)
@@ -129,7 +129,7 @@ def test_a_failed_session_says_why_and_starts_again_with_one_click(
     expect(page.locator(".state.ended.failed")).to_be_visible()
     expect(page.locator(".status")).to_contain_text(re.compile(r"exit code 137; .*start it again"))
     expect(page.get_by_role("link", name=re.compile("^Open"))).to_have_count(0)
-    keep_looks("failed")
+    keep_screenshots("failed")
     again = page.get_by_role("button", name="Start again as before")
     again.focus()
     page.keyboard.press("Enter")

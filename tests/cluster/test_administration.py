@@ -103,7 +103,7 @@ def test_the_owner_of_a_session_that_an_administrator_stops_is_notified(demo: De
         for sentence in (
             f"An administrator ended your job {job['id']}",
             why,
-            f"A message of an administrator: Really. {why}",
+            f"Message from an administrator: Really. {why}",
         ):
             wait_until(
                 f"the owner reads {sentence!r}", lambda sentence=sentence: sentence in text(user, "profile/")

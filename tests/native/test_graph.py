@@ -42,7 +42,7 @@ def test_equal_layers_cost_the_same_however_busy_the_machine_is():
     frozen = nn.Linear(64, 64).requires_grad_(False)
     model = nn.Sequential(*equal, frozen, nn.Linear(64, 64, bias=False))
     graph = trace(model, (torch.randn(8, 64, requires_grad=True),), seconds=0.2)
-    first, *others = [one.timings for one in graph.operators]
+    first, *others = [operator.timings for operator in graph.operators]
     assert others[:4] == [first] * 4
     assert first not in others[4:], "what does something else has times of its own"
 
@@ -57,7 +57,7 @@ def test_costs_are_measured_and_nothing_else_changes(tmp_path):
     assert torch.equal(random, torch.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
 
-    by_kind = {one.kind.split(".")[0]: one for one in graph.operators}
+    by_kind = {operator.kind.split(".")[0]: operator for operator in graph.operators}
     conv = by_kind["conv2d"]
     assert graph.source == "torch.export" and graph.samples == 8
     assert conv.module == "conv" and conv.parameters == ("conv.weight", "conv.bias")
@@ -73,7 +73,9 @@ def test_costs_are_measured_and_nothing_else_changes(tmp_path):
     # One tensor under two names.
     assert by_kind["linear"].parameters == by_kind["embedding"].parameters == ("embedding.weight",)
     assert by_kind["relu_"].beside == by_kind["batch_norm"].name
-    assert {one.beside for one in graph.operators if one.kind == "getitem"} == {by_kind["chunk"].name}
+    assert {operator.beside for operator in graph.operators if operator.kind == "getitem"} == {
+        by_kind["chunk"].name
+    }
     assert not graph.value["label"].gradient and graph.value[graph.results[0]].gradient
 
     save(graph, tmp_path / "graph.json")
@@ -92,7 +94,7 @@ def test_what_two_operators_hold_is_counted_once():
 def test_only_dropout_that_drops_something_draws_a_mask():
     layers = nn.Dropout(0.5), nn.Dropout(0.0), nn.Dropout(0.5).eval(), nn.Linear(64, 64)
     graph = trace(nn.Sequential(*layers), torch.randn(8, 64), seconds=0.2)
-    assert [one.module for one in graph.operators if one.draws_mask] == ["0"]
+    assert [operator.module for operator in graph.operators if operator.draws_mask] == ["0"]
 
 
 def test_weights_that_are_not_trained_are_not_held():
@@ -105,11 +107,11 @@ def test_what_cannot_be_traced_is_cut_between_its_layers(caplog):
     model = nn.Sequential(nn.Linear(4, 6), Undecided(), nn.Sequential(nn.Linear(6, 5), nn.ReLU()))
     graph = trace(model, torch.randn(4, 4), seconds=0.2)
     assert graph.source == "modules"
-    assert [one.module for one in graph.operators] == ["0", "1", "2.0", "2.1"]
+    assert [operator.module for operator in graph.operators] == ["0", "1", "2.0", "2.1"]
     assert graph.operators[0].parameters == ("0.weight", "0.bias")
     assert "It is cut between its layers only." in caplog.text
     named = trace(model, torch.randn(4, 4), whole_layers=["1"], seconds=0.2)
-    assert [one.module for one in named.operators] == ["0", "1", "2.0", "2.1"]
+    assert [operator.module for operator in named.operators] == ["0", "1", "2.0", "2.1"]
 
 
 @pytest.mark.parametrize(

@@ -288,8 +288,8 @@ def test_a_rank_that_gets_no_processor_opens_its_streams_all_the_same(monkeypatc
         streams = joining._connect_all(listener, where, 1, {0: 2}, KEY, end)[0]
         opened = [*streams, *accepting()[1]]
         assert len(opened) == 4 and slow.given_up == 1
-        for one in opened:
-            socket.socket(fileno=one).close()
+        for descriptor in opened:
+            socket.socket(fileno=descriptor).close()
 
 
 def place_of(rank, port):

@@ -40,10 +40,10 @@ def test_the_same_with_tensorflow(job: Job) -> None:
         run = job.launch(*HOROVOD, "-n", ranks, script, str(job.folder / f"{name}.npz"))
         out, _ = run.communicate(timeout=HANG)
         assert run.returncode == 0, out
-    one, four = (np.load(job.folder / f"{name}.npz") for name in ("one", "four"))
+    first, four = (np.load(job.folder / f"{name}.npz") for name in ("one", "four"))
     assert four["places"][:, :2].tolist() == [[0, 4], [1, 4], [2, 4], [3, 4]]
     assert (four["weights"] == four["weights"][0]).all()
-    np.testing.assert_allclose(four["weights"][0], one["weights"][0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(four["weights"][0], first["weights"][0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
@@ -53,14 +53,14 @@ def test_an_unmodified_script_trains_on_two_nodes_what_one_process_trains(job: J
         run = job.launch(*HOROVOD, "-n", ranks, script, str(job.folder / name), node=node)
         out, _ = run.communicate(timeout=HANG)
         assert run.returncode == 0, out
-    one, two, four = (torch.load(job.folder / name) for name in ("one", "two", "four"))
+    first, two, four = (torch.load(job.folder / name) for name in ("one", "two", "four"))
     # rank, size, local rank and size, cross rank and size
-    assert one["places"] == [(0, 1, 0, 1, 0, 1)]
+    assert first["places"] == [(0, 1, 0, 1, 0, 1)]
     assert two["places"] == [(0, 2, 0, 1, 0, 2), (1, 2, 0, 1, 1, 2)]
     assert four["places"] == [(0, 4, 0, 2, 0, 2), (1, 4, 1, 2, 0, 2), (2, 4, 0, 2, 1, 2), (3, 4, 1, 2, 1, 2)]
     for several in (two, four):
         assert all(torch.equal(weights, several["weights"][0]) for weights in several["weights"])
-        torch.testing.assert_close(several["weights"][0], one["weights"][0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(several["weights"][0], first["weights"][0], rtol=1e-5, atol=1e-6)
 
 
 PORT_AND_WAIT = """

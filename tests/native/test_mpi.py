@@ -151,9 +151,9 @@ def need_mpirun_of_the_system() -> None:
 def job(tmp_path: Path, mpi: tuple[Path, list[str]]) -> Iterator[Job]:
     if os.getuid() or not shutil.which("unshare"):
         pytest.skip("nodes with host names of their own need root and unshare")
-    made = Job(tmp_path, mpi[0])
-    yield made
-    made.close()
+    created = Job(tmp_path, mpi[0])
+    yield created
+    created.close()
 
 
 RUN = (sys.executable, "-m", "carme_runtime.launcher.command", "--backend", "mpi")

@@ -17,8 +17,8 @@ from patience import HANG
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
-    with LocalCluster(**options) as cluster, Client(cluster) as made:
-        yield made
+    with LocalCluster(**options) as cluster, Client(cluster) as opened:
+        yield opened
 
 
 def test_functions_run_on_the_cluster_and_what_uses_ranges_here(client: Any, tmp_path: Path):
@@ -36,8 +36,8 @@ def test_functions_run_on_the_cluster_and_what_uses_ranges_here(client: Any, tmp
         return given[1], memory.allocate("", given[0])
 
     @net.transition(ranges >> sizes)
-    def split(made: Range) -> tuple[int, int]:
-        return len(made), os.getpid()
+    def split(created: Range) -> tuple[int, int]:
+        return len(created), os.getpid()
 
     with net.start(client, folder=tmp_path / "run") as run:
         run.put(x, *range(8))

@@ -15,7 +15,7 @@ from patience import HANG
 SECONDS = 3 * HANG  # a busy machine: tracing alone takes seconds of computing for each pipeline
 pytestmark = pytest.mark.timeout(4 * HANG)
 MODELS = ("mlp", "resnet", "unet", "transformer", "dropout", "inputs", "densenet")
-WAYS = (
+SCHEDULES = (
     ("1f1b:4:clip", "zb1p:6", "gpipe:8:frozen"),
     ("gpipe:1", "zbv:6", "1f1b:8:accumulate"),
     ("1f1b:2:frozen", "interleaved:6:even", "zbv:12:clip"),
@@ -29,9 +29,9 @@ def run(launcher, nodes, *arguments):
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1, 1]], ids=["2 stages", "3 stages on two nodes"])
-@pytest.mark.parametrize(("model", "ways"), [*zip(MODELS, itertools.cycle(WAYS), strict=False)])
-def test_losses_and_gradients_are_those_of_one_process(launcher, model, ways, nodes):
-    run(launcher, nodes, model, str(len(nodes)), *ways)
+@pytest.mark.parametrize(("model", "schedules"), [*zip(MODELS, itertools.cycle(SCHEDULES), strict=False)])
+def test_losses_and_gradients_are_those_of_one_process(launcher, model, schedules, nodes):
+    run(launcher, nodes, model, str(len(nodes)), *schedules)
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1, 0, 1]], ids=["2 stages", "2 replicas of 2 stages"])
@@ -70,7 +70,7 @@ def test_running_statistics_of_replicas_are_averaged(launcher):
 
 
 @pytest.mark.parametrize(
-    ("model", "way"),
+    ("model", "schedule"),
     [
         ("mlp", "1f1b:4:tight:clip"),
         ("batchnorm", "gpipe:4:tight:micro:even"),
@@ -80,9 +80,9 @@ def test_running_statistics_of_replicas_are_averaged(launcher):
         ("transformer", "gpipe:6:tight"),
     ],
 )
-def test_stages_that_compute_forward_passes_again_train_as_one_process_does(launcher, model, way):
+def test_stages_that_compute_forward_passes_again_train_as_one_process_does(launcher, model, schedule):
     """The memory is the least that works, with which a stage cannot hold its activations."""
-    ranks = run(launcher, [0, 0], model, "2", way)
+    ranks = run(launcher, [0, 0], model, "2", schedule)
     assert "computes its forward passes again during the backward pass" in ranks.outputs[0], ranks.output()
 
 
@@ -100,9 +100,9 @@ def test_pipelines_train_in_bfloat16(launcher):
     run(launcher, [0, 0], "mlp", "2", "bfloat16")
 
 
-@pytest.mark.parametrize(("model", "way"), [("unet", "1f1b:4:clip"), ("lstm", "zb1p:4")])
-def test_four_stages_train_as_one_process_does(launcher, model, way):
-    run(launcher, [0, 1, 0, 1], model, "4", way)
+@pytest.mark.parametrize(("model", "schedule"), [("unet", "1f1b:4:clip"), ("lstm", "zb1p:4")])
+def test_four_stages_train_as_one_process_does(launcher, model, schedule):
+    run(launcher, [0, 1, 0, 1], model, "4", schedule)
 
 
 def test_replicas_of_pipelines_train_as_one_process_does(launcher):
@@ -118,7 +118,7 @@ def test_a_rank_of_half_the_speed_gets_fewer_layers(launcher, slow):
 
 
 def test_no_order_and_no_delays_hang(launcher):
-    """40 steps with random delays for each of these ways, one with skips over every stage."""
+    """40 steps with random delays for each of these schedules, one with skips over every stage."""
     run(launcher, [0, 1, 0], "unet", "3", "1f1b:8:often:delays", "zbv:6:often", "gpipe:8:often")
 
 
@@ -182,7 +182,7 @@ def test_a_sparse_gradient_is_refused_on_all_ranks(launcher):
 
 
 @pytest.mark.parametrize(
-    ("model", "nodes", "stages", "ways"),
+    ("model", "nodes", "stages", "schedules"),
     [
         ("dropout", [0, 0, 0], 3, ["1f1b:4", "gpipe:2"]),
         ("lstm", [0, 1], 2, ["zb1p:4", "1f1b:1"]),
@@ -192,32 +192,32 @@ def test_a_sparse_gradient_is_refused_on_all_ranks(launcher):
     ],
 )
 def test_ordinary_loops_evaluation_and_checkpoints_are_those_of_one_process(
-    launcher, model, nodes, stages, ways
+    launcher, model, nodes, stages, schedules
 ):
-    """The second way has another layout, and goes on from the checkpoint of the first one."""
-    ranks = launcher.start("pipeline_loops", nodes, model, str(stages), *ways)
+    """The second schedule has another layout and resumes from the first one's checkpoint."""
+    ranks = launcher.start("pipeline_loops", nodes, model, str(stages), *schedules)
     assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.output()
 
 
 CHECKPOINTS = ("file", "streamed", "stages")  # see programs/pipeline_restarted.py
 
 
-@pytest.mark.parametrize("way", CHECKPOINTS)
-def test_a_checkpoint_goes_on_with_other_numbers_of_ranks(launcher, tmp_path, way):
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_a_checkpoint_goes_on_with_other_numbers_of_ranks(launcher, tmp_path, checkpoint):
     """Each start plans anew for the ranks it has: two stages, then three, then the whole model on one."""
     for began, (size, steps) in enumerate([(2, 2), (3, 4), (1, 6)]):
-        ranks = launcher.start("pipeline_restarted", [0] * size, way, str(tmp_path), str(steps))
+        ranks = launcher.start("pipeline_restarted", [0] * size, checkpoint, str(tmp_path), str(steps))
         assert ranks.finish(SECONDS) == [0] * size, ranks.output()
         assert f"BEGAN at step {2 * began} with {size} stages" in ranks.outputs[0]
         assert f"ENDED with {size} ranks as one process does" in ranks.outputs[0]
 
 
-@pytest.mark.parametrize("way", CHECKPOINTS)
-def test_a_run_that_loses_ranks_goes_on_as_a_shorter_pipeline(tmp_path, way):
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_a_run_that_loses_ranks_goes_on_as_a_shorter_pipeline(tmp_path, checkpoint):
     program = Path(__file__).parent / "programs/pipeline_restarted.py"
     command = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "3", "--max-restarts", "2"]
     done = subprocess.run(
-        [*command, str(program), way, str(tmp_path), "6", "2", "4"],
+        [*command, str(program), checkpoint, str(tmp_path), "6", "2", "4"],
         capture_output=True,
         text=True,
         timeout=SECONDS,

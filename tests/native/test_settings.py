@@ -23,10 +23,10 @@ def checksum(layer: Any, *shape: int) -> int:
 
 
 def test_seeds_that_each_process_draws_are_no_difference() -> None:
-    one, other = (keras.layers.RandomCrop(4, 4, name="crop") for _ in range(2))
-    assert one.get_config()["seed"] != other.get_config()["seed"]
-    assert checksum(one, 8, 8, 3) == checksum(other, 8, 8, 3)
-    assert checksum(one, 8, 8, 3) != checksum(keras.layers.RandomCrop(4, 2, name="crop"), 8, 8, 3)
+    first, other = (keras.layers.RandomCrop(4, 4, name="crop") for _ in range(2))
+    assert first.get_config()["seed"] != other.get_config()["seed"]
+    assert checksum(first, 8, 8, 3) == checksum(other, 8, 8, 3)
+    assert checksum(first, 8, 8, 3) != checksum(keras.layers.RandomCrop(4, 2, name="crop"), 8, 8, 3)
 
 
 def test_how_weights_of_a_layer_in_a_layer_begin_is_no_difference_and_other_settings_are() -> None:

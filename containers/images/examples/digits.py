@@ -46,8 +46,8 @@ def main() -> None:
     losses: list[float] = []
     for epoch in range(options.epochs):
         for batch in global_batches(epoch, train.stop, options.batch):
-            mine = batch.view(world, -1)[rank].to(device)
-            loss = cross_entropy(model(images[mine]), labels[mine])
+            share = batch.view(world, -1)[rank].to(device)
+            loss = cross_entropy(model(images[share]), labels[share])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

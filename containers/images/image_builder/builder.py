@@ -58,7 +58,7 @@ class Builder:
             "horovod": "yes" if options.horovod else "no",
         }
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Progress for people; standard output belongs to the result."""
         print(f"[{time.monotonic() - self.started:5.0f} s] {text}", file=sys.stderr, flush=True)
 
@@ -103,13 +103,13 @@ class Builder:
         entry = None if self.options.fresh else self.cache.find(name, key, ".sif")
         reused = entry is not None
         if entry is None:
-            self.say(f"{name}: building")
+            self.report(f"{name}: building")
             entry = self.make(definition, key)
         if not definition.is_layer:
             self.publish(definition, entry)
         seconds = time.monotonic() - began
         size = entry.file.stat().st_size / 1e6
-        self.say(f"{name}: {'reused' if reused else 'built'}, {size:.0f} MB, {seconds:.0f} s")
+        self.report(f"{name}: {'reused' if reused else 'built'}, {size:.0f} MB, {seconds:.0f} s")
         file = str(entry.file if definition.is_layer else self.output / f"{name}.sif")
         return Result(name, file, entry.digest, round(size, 1), reused, round(seconds, 1))
 
@@ -205,7 +205,7 @@ class Builder:
         entry = None if self.options.fresh else self.cache.find("debian", key, ".tar")
         if entry:
             return entry.file
-        self.say("debian: fetching and unpacking packages")
+        self.report("debian: fetching and unpacking packages")
         with self.cache.adding("debian", key, ".tar") as file:
             command = [
                 "mmdebstrap",

@@ -66,7 +66,7 @@ def clips(model: nn.Module, its: torch.optim.Optimizer) -> None:
     its.step()
 
 
-def looks(model: nn.Module, its: torch.optim.Optimizer) -> None:
+def reads(model: nn.Module, its: torch.optim.Optimizer) -> None:
     batch(model).backward()
     travels(model)
     gradient = model[0].weight.grad
@@ -147,11 +147,11 @@ def watched(model: nn.Module, its: torch.optim.Optimizer) -> None:
     travels(model)
     gradients = [p.grad for p in model.parameters()]
 
-    def look() -> None:
+    def read() -> None:
         found.append(sum(float(gradient.sum()) for gradient in gradients))
 
     found: list[float] = []
-    threads = [threading.Thread(target=look) for _ in range(8)]
+    threads = [threading.Thread(target=read) for _ in range(8)]
     for thread in threads:
         thread.start()
     its.step()
@@ -161,24 +161,24 @@ def watched(model: nn.Module, its: torch.optim.Optimizer) -> None:
 
 
 norms: list[float] = []
-ways: tuple[Callable[[nn.Module, torch.optim.Optimizer], None], ...] = (
-    plain, clips, looks, changes, adds, forgets, zeroes, encloses, two, copies, watched, plain,
+uses: tuple[Callable[[nn.Module, torch.optim.Optimizer], None], ...] = (
+    plain, clips, reads, changes, adds, forgets, zeroes, encloses, two, copies, watched, plain,
 )  # fmt: skip
-for way in ways:
+for use in uses:
     samples.append((torch.randn(16, 64, generator=generator), torch.randn(16, 4, generator=generator)))
     for trained, its in ((alone, own[0]), (model, optimizer)):
         its.zero_grad()
-        way(trained, its)
+        use(trained, its)
     for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, msg=lambda text: f"{way}: {text}")  # noqa: B023
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, msg=lambda text: f"{use}: {text}")  # noqa: B023
 assert len(norms) == 4, norms
 torch.testing.assert_close(norms[:2], norms[2:], rtol=1e-4, atol=1e-5)
-assert hooks == ["before", "after"] * len(ways), hooks
+assert hooks == ["before", "after"] * len(uses), hooks
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 batch(model).backward()
 optimizer.step()
 scheduler.step()
-assert len(hooks) == 2 * len(ways) + 2
+assert len(hooks) == 2 * len(uses) + 2
 
 # Of what had no part anywhere there is no gradient, whatever is done between.
 
@@ -195,7 +195,7 @@ class Heads(nn.Module):
         return self.left(hidden), self.right(hidden)
 
 
-for way in ("again", "zeroes", "given", "one looks"):
+for case in ("again", "zeroes", "given", "one reads"):
     torch.manual_seed(5)
     whole = Heads()
     shared = copy.deepcopy(whole)
@@ -205,24 +205,24 @@ for way in ("again", "zeroes", "given", "one looks"):
     for _ in range(3):
         x = torch.randn(16, 64, generator=generator)
         for trained, its_own, its_x in ((whole, its, x), (shared, ours, x[rank::size])):
-            its_own.zero_grad(set_to_none=way != "zeroes")
+            its_own.zero_grad(set_to_none=case != "zeroes")
             left, right = trained(its_x)
             left.square().mean().backward(retain_graph=True)
-            if way == "zeroes":
+            if case == "zeroes":
                 its_own.zero_grad(set_to_none=False)
                 left.square().mean().backward(retain_graph=True)
-            if way != "given" and way != "one looks":
+            if case != "given" and case != "one reads":
                 right.square().mean().backward()
-            if way == "given":
+            if case == "given":
                 trained.right.bias.grad = torch.ones(4)
-            if way == "one looks" and trained is shared:
+            if case == "one reads" and trained is shared:
                 if rank == 0:
                     assert trained.trunk.weight.grad.norm() > 0
                 torch.distributed.barrier()
             assert its_own.state_dict()["param_groups"][0]["params"] == list(range(6))
             its_own.step()
-        for one, other_one in zip(shared.parameters(), whole.parameters(), strict=True):
-            torch.testing.assert_close(one, other_one, rtol=1e-4, atol=1e-6, msg=way)
+        for value, other_one in zip(shared.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(value, other_one, rtol=1e-4, atol=1e-6, msg=case)
 
 # A rank that leaves does not take with it what the others still wait for: it has a share of their sums.
 large = nn.Linear(1024, 2048)

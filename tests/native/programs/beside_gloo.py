@@ -24,6 +24,6 @@ for members in ([1, 3], [3, 0, 2], list(range(size)), [1, 3]):
     everyone: list = [torch.empty(1, dtype=torch.int64) for _ in members]
     dist.all_gather(everyone, torch.tensor([rank]), group=group)
     # torch sorts a group's ranks.
-    assert [int(one) for one in everyone] == dist.get_process_group_ranks(group)
+    assert [int(member) for member in everyone] == dist.get_process_group_ranks(group)
 dist.barrier()
 dist.destroy_process_group()

@@ -197,8 +197,10 @@ with gaspi.init(30) as process:
         if rank == 0:
             named = everyone.receive(np.zeros(3, np.int32), 1, tag=3)
             come = [everyone.receive_any(np.zeros(3, np.int32), tag=3) for _ in range(size - 1)]
-            assert all(letter.wait(60_000) for letter in [named, *come]) and all(one.done() for one in come)
-            assert {one.member for one in come} == set(range(1, size))
+            assert all(letter.wait(60_000) for letter in [named, *come]) and all(
+                arrived.done() for arrived in come
+            )
+            assert {arrived.member for arrived in come} == set(range(1, size))
             assert not everyone.receive_any(small, tag=3).wait(0)
         else:
             for _ in range(1 + (rank == 1)):

@@ -15,9 +15,9 @@ else:
     process.barrier()
     found = set()
     for file in [*Path("/proc/self/fd").iterdir()]:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as one:
-            if one.type == socket.SOCK_STREAM and one.getpeername()[0].startswith("127.0.0."):
-                algorithm = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as opened:
+            if opened.type == socket.SOCK_STREAM and opened.getpeername()[0].startswith("127.0.0."):
+                algorithm = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
                 found.add(algorithm.rstrip(b"\0").decode())
     print(*sorted(found))
     process.barrier()

@@ -59,7 +59,7 @@ dist.all_reduce(tensor := torch.ones(3))
 assert (tensor == size).all()
 backwards = dist.new_group(list(reversed(range(size))))
 dist.monitored_barrier(backwards, timedelta(seconds=HANG))
-one = dist.new_group([0])
-dist.monitored_barrier(one)  # torch warns those who are not in it
+rank_0 = dist.new_group([0])
+dist.monitored_barrier(rank_0)  # torch warns those who are not in it
 dist.barrier()
 dist.destroy_process_group()

@@ -17,9 +17,11 @@ rank = dist.get_rank()
 world: Any = dist.group.WORLD
 context, group = world.another_group()
 store = dist.PrefixStore("gpus", dist.distributed_c10d._get_default_store())
-made: Any = GpuProcessGroup(context, group, world.another_group()[1], [0, 1, 2], timedelta(seconds=10), store)
+created: Any = GpuProcessGroup(
+    context, group, world.another_group()[1], [0, 1, 2], timedelta(seconds=10), store
+)
 staged = []
-made._staged = lambda name, *_: staged.append(name)
+created._staged = lambda name, *_: staged.append(name)
 torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="the only one")
 
 
@@ -30,10 +32,10 @@ class OnGpu(torch.Tensor):
 
 tensor = torch.ones(3).as_subclass(OnGpu)
 if rank < 2:
-    getattr(made, ("send", "recv")[rank])([tensor], 1 - rank, 0)
+    getattr(created, ("send", "recv")[rank])([tensor], 1 - rank, 0)
     assert staged == [("send", "recv")[rank]]
 dist.barrier()
-made.allreduce([tensor])
+created.allreduce([tensor])
 assert staged[-1] == "allreduce"
 dist.barrier()
 dist.destroy_process_group()

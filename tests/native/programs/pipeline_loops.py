@@ -1,8 +1,8 @@
 """Ordinary loops with a pipeline, and sees that a single process does the same.
 
-    pipeline_loops.py MODEL STAGES WAYS...
+    pipeline_loops.py MODEL STAGES SCHEDULES...
 
-Each of WAYS is SCHEDULE:MICRO_BATCHES, with :tight for the least memory that works. Each goes on
+Each of SCHEDULES is NAME:MICRO_BATCHES, with :tight for the least memory that works. Each goes on
 from the checkpoint that the one before it saved.
 """
 
@@ -83,12 +83,12 @@ def compare_states(ours: Any, reference: Any, theirs: Any) -> tuple[Any, Any]:
     return both[0], both[1]
 
 
-def main(name: str, stages: int, ways: list[str]) -> None:
+def main(name: str, stages: int, schedules: list[str]) -> None:
     saved: Any = None
     reference, inputs, targets = pipeline_models.make(name)
     theirs = torch.optim.AdamW(reference.parameters(), 0.01)
-    for way in ways:
-        schedule, micro_batches, *words = way.split(":")
+    for specification in schedules:
+        schedule, micro_batches, *words = specification.split(":")
         model, _, _ = pipeline_models.make(name)
         model = model if saved is None else copy.deepcopy(model)
         optimizer: Any = torch.optim.AdamW(model.parameters(), 0.01)
@@ -105,7 +105,7 @@ def main(name: str, stages: int, ways: list[str]) -> None:
         if "tight" in words:
             options = tightest(model, optimizer, options)
         ours, optimizer = pipeline(model, optimizer, **options)
-        assert any(way.recomputes for way in ours.plan().ways) == ("tight" in words)
+        assert any(fit.recomputes for fit in ours.plan().fits) == ("tight" in words)
         if saved:
             ours.load_state_dict(saved[0] if rank() == 0 else {})
         train(ours, optimizer, reference, theirs, (inputs, targets), share)

@@ -230,10 +230,10 @@ class DenseNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
         for number, block in enumerate(self.blocks):
-            made = [x]
+            created = [x]
             for layer in block:  # pyright: ignore[reportGeneralTypeIssues]
-                made.append(layer(torch.cat(made, 1)))
-            x = torch.cat(made, 1)
+                created.append(layer(torch.cat(created, 1)))
+            x = torch.cat(created, 1)
             if number < len(self.transitions):
                 x = self.transitions[number](x)
         return self.head(torch.relu(self.last(x)).mean((2, 3)))

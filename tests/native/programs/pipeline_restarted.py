@@ -26,9 +26,9 @@ from carme_runtime.checkpoint.stream import Filling
 from carme_runtime.torch import pipeline
 
 torch.set_num_threads(1)
-WAY, FOLDER = sys.argv[1], Path(sys.argv[2])
+CHECKPOINT, FOLDER = sys.argv[1], Path(sys.argv[2])
 STEPS, LOST = int(sys.argv[3]), [int(step) for step in sys.argv[4:]]
-START = "streamed" if WAY == "streamed" else ""
+START = "streamed" if CHECKPOINT == "streamed" else ""
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
@@ -62,7 +62,7 @@ def compare(state: Any, optimizer_state: Any) -> None:
 def mine() -> tuple[Any, Any]:
     """As `make`; other ranks than 0 have other parameters, where a checkpoint must bring them all."""
     model, optimizer = make()
-    for parameter in model.parameters() if rank and WAY != "file" else ():
+    for parameter in model.parameters() if rank and CHECKPOINT != "file" else ():
         parameter.data.fill_(float("nan"))
     return model, optimizer
 
@@ -76,13 +76,13 @@ def begun() -> tuple[Any, Any, Any, int]:
     """The pipeline and its optimizer, as the last checkpoint has them; where that is; and its step."""
     model, optimizer = mine()
     file = FOLDER / "checkpoint.pt"
-    if WAY == "file":
+    if CHECKPOINT == "file":
         saved = torch.load(file) if file.exists() else {"step": 0}
         if file.exists():
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
         return *cut(model, optimizer), file, saved["step"]
-    if WAY == "streamed":
+    if CHECKPOINT == "streamed":
         read_on_rank_0_only()
         folder = Checkpoints(FOLDER, start="streamed")
         values = folder.resume(model=model, optimizer=optimizer) or {"step": 0}
@@ -121,7 +121,7 @@ def note_needed() -> list[tuple[int, int]]:
 
 
 def save(model: Any, optimizer: Any, where: Any, step: int) -> None:
-    if WAY != "file":
+    if CHECKPOINT != "file":
         where.save(step, model=model, optimizer=optimizer).wait()
         return
     whole = {"model": model.state_dict(), "optimizer": model.optimizer_state_dict(), "step": step}

@@ -75,10 +75,10 @@ def main(folder: str) -> None:
             model, optimizer, example=torch.randn(SAMPLES, WIDTH), stages=2, micro_batches=2
         )
         found = ours.plan()
-        assert found.ways[dist.get_rank()].spilled_bytes > 0, found
+        assert found.fits[dist.get_rank()].spilled_bytes > 0, found
         print(found, flush=True)
-        for one, other in zip(train(ours, optimizer, in_stages), expected, strict=True):
-            alike(one, other, "loss")
+        for value, other in zip(train(ours, optimizer, in_stages), expected, strict=True):
+            alike(value, other, "loss")
         for name, parameter in ours.named_parameters():
             alike(parameter.detach(), weights[name], name)
         ours.close()

@@ -59,7 +59,7 @@ def travelling(group: Group, into: Any, *arguments: Any, **options: Any) -> Any:
     return kind(group, into, *arguments, **options)
 
 
-def made(name: str, stages: int, schedule: str = "1f1b") -> tuple[Any, Any, Any, Any]:
+def build_pipeline(name: str, stages: int, schedule: str = "1f1b") -> tuple[Any, Any, Any, Any]:
     """A pipeline whose parameters travel, its optimizer, and rank 0's model and optimizer."""
     model, inputs, targets = pipeline_models.make(name)
     reference = copy.deepcopy(model)
@@ -82,7 +82,7 @@ def made(name: str, stages: int, schedule: str = "1f1b") -> tuple[Any, Any, Any,
 
 def train(name: str, stages: int, schedule: str) -> None:
     """Losses, gradients and weights are those of one process."""
-    ours, optimizer, reference, theirs = made(name, stages, schedule)
+    ours, optimizer, reference, theirs = build_pipeline(name, stages, schedule)
     _, inputs, targets = pipeline_models.make(name)
     share = len(targets) // ours.replicas
     own = slice(ours.replica * share, (ours.replica + 1) * share)
@@ -94,9 +94,9 @@ def train(name: str, stages: int, schedule: str) -> None:
         known = dict(reference.named_parameters())
         for each, parameter in ours.named_parameters():
             alike(parameter.grad, known[each].grad, f"gradient of {each} in step {step}")  # pyright: ignore
-        for one in (optimizer, theirs):
-            one.step()
-            one.zero_grad()
+        for stepped in (optimizer, theirs):
+            stepped.step()
+            stepped.zero_grad()
     if rank() and name == "mlp" and schedule == "1f1b":
         last = len(events) - events[::-1].index(WAIT)
         assert events.index(COMPUTE) < last, "the first layer waited for the last one"
@@ -114,21 +114,21 @@ def same_state(ours: Any, reference: Any) -> None:
 
 def first_uses(stages: int) -> None:
     """Whatever uses the pipeline first has rank 0's parameters."""
-    ours, _, reference, _ = made("mlp", stages)
+    ours, _, reference, _ = build_pipeline("mlp", stages)
     same_state(ours, reference)
     ours.close()
-    ours, _, reference, _ = made("mlp", stages)
+    ours, _, reference, _ = build_pipeline("mlp", stages)
     other = {name: value + 1 for name, value in reference.state_dict().items()}
     ours.load_state_dict(other if rank() == 0 else {})  # which nothing that travels comes after
     reference.load_state_dict(other)
     same_state(ours, reference)
     ours.close()
-    ours, _, reference, _ = made("mlp", stages)
+    ours, _, reference, _ = build_pipeline("mlp", stages)
     _, inputs, _ = pipeline_models.make("mlp")
     with torch.no_grad():
         alike(ours.eval()(*inputs), reference(*inputs), "evaluation")
     ours.close()
-    ours, _, _, _ = made("mlp", stages)  # and is never used: nobody waits for it in vain
+    ours, _, _, _ = build_pipeline("mlp", stages)  # and is never used: nobody waits for it in vain
     ours.close()
 
 
@@ -146,7 +146,7 @@ def at_once(stages: int) -> None:
 
     def noting(group: Group, into: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(into, torch.Tensor):
-            assert not any(one() is not None for one in copies), "there is another copy"
+            assert not any(reference() is not None for reference in copies), "there is another copy"
             copies.append(weakref.ref(into))
         return broadcast(group, into, *arguments, **options)
 
@@ -165,7 +165,7 @@ def failing(stages: int) -> None:
     def lose() -> None:
         raise OSError("lost")
 
-    ours, _, _, _ = made("mlp", stages)
+    ours, _, _, _ = build_pipeline("mlp", stages)
     ours._arrivals.leave(lose)
     with pytest.raises(OSError, match="lost"):
         ours.close()

@@ -1,8 +1,8 @@
 """Trains as a pipeline, and sees that a single process does the same.
 
-    pipelined.py MODEL STAGES WAYS...
+    pipelined.py MODEL STAGES SCHEDULES...
 
-Each of WAYS is SCHEDULE:MICRO_BATCHES, with further words behind colons: see `train`; or a name of ONCE.
+Each of SCHEDULES is NAME:MICRO_BATCHES, with further words behind colons: see `train`; or a name of ONCE.
 """
 
 import copy
@@ -162,11 +162,11 @@ def replica_statistics(stages: int) -> None:
         inputs, targets = torch.randn(6 * len(alone), 4) * 3 + 1, torch.randint(0, 3, (6 * len(alone),))
         part = slice(ours.replica * 6, ours.replica * 6 + 6)
         ours.step(inputs[part], targets[part], loss=functional.cross_entropy)
-        for number, one in enumerate(alone):
-            one(inputs[number * 6 : number * 6 + 6])
+        for number, replica in enumerate(alone):
+            replica(inputs[number * 6 : number * 6 + 6])
     state = ours.state_dict()
     for name in ("0.running_mean", "0.running_var") if rank() == 0 else ():
-        alike(state[name], torch.stack([one.state_dict()[name] for one in alone]).mean(0), name)
+        alike(state[name], torch.stack([replica.state_dict()[name] for replica in alone]).mean(0), name)
     with torch.no_grad():
         outputs = ours.eval()(torch.ones(20, 4))
     everyone = [torch.empty_like(outputs) for _ in range(size())]
@@ -219,9 +219,9 @@ def several_lengths(stages: int) -> None:
             known = dict(reference.named_parameters())
             for each, parameter in ours.named_parameters():
                 alike(parameter.grad, known[each].grad, f"{each} with {length} words")  # pyright: ignore
-            for one in (optimizer, theirs):
-                one.step()
-                one.zero_grad()
+            for stepped in (optimizer, theirs):
+                stepped.step()
+                stepped.zero_grad()
         for length in (3, 7):
             with torch.no_grad():
                 if length == 7:
@@ -254,7 +254,7 @@ def in_bfloat16(stages: int, again: bool = False) -> None:
         if again:
             options = tightest(model, optimizer, options)
         ours, _ = pipeline(model, optimizer, **options)
-        assert any(way.recomputes for way in ours.plan().ways) == again
+        assert any(fit.recomputes for fit in ours.plan().fits) == again
         with torch.autocast("cpu", torch.bfloat16, enabled=not whole):
             loss = ours.step(inputs, targets, loss=functional.cross_entropy)
             expected = functional.cross_entropy(reference(*inputs), targets)
@@ -288,12 +288,12 @@ ONCE = {
 
 if __name__ == "__main__":
     dist.init_process_group("carme")
-    name, stages, ways = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-    for number, way in enumerate(ways):
-        if way in ONCE:
-            ONCE[way](stages)
+    name, stages, schedules = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    for number, specification in enumerate(schedules):
+        if specification in ONCE:
+            ONCE[specification](stages)
             continue
-        schedule, micro_batches, *words = way.split(":")
+        schedule, micro_batches, *words = specification.split(":")
         if "delays" in words and number == 0:
             delayed(rank())
         train(name, stages, schedule, int(micro_batches), *words)

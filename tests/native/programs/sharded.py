@@ -75,17 +75,17 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int = 1, cou
 
 def pair(name: str = "AdamW", **options: Any):
     """A model whose optimizer is whole, and one whose optimizer is divided."""
-    made = []
+    created = []
     for shard in (False, True):
         model = build()
         optimizer = getattr(torch.optim, name)(model.parameters(), **KINDS[name])
         more: dict[str, Any] = options | {"shard_optimizer": True} if shard else {}
-        made.append(parallelize(model, optimizer, bucket_mb=0.01, **more))
-    return made
+        created.append(parallelize(model, optimizer, bucket_mb=0.01, **more))
+    return created
 
 
-def compare(one: nn.Module, other: nn.Module, what: str) -> None:
-    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+def compare(model: nn.Module, other: nn.Module, what: str) -> None:
+    for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7, msg=lambda t: f"{what} {name}: {t}")  # noqa: B023
 
 
@@ -161,14 +161,14 @@ def travel() -> None:
     torch.manual_seed(3)
     plain = Attentive()
     ours = copy.deepcopy(plain)
-    made = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (plain, ours)]
-    parallelize(plain, made[0])
-    parallelize(ours, made[1], bucket_mb=0.002, shard_optimizer=True, overlap_step=True)
+    created = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (plain, ours)]
+    parallelize(plain, created[0])
+    parallelize(ours, created[1], bucket_mb=0.002, shard_optimizer=True, overlap_step=True)
     generator = torch.Generator().manual_seed(rank)
     for step in range(6):
         x = torch.randint(0, 97, (3, 5), generator=generator)
         losses = []
-        for model, optimizer in zip((plain, ours), made, strict=True):
+        for model, optimizer in zip((plain, ours), created, strict=True):
             loss = nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
             optimizer.zero_grad(set_to_none=step % 2 == 0)
             loss.backward()
@@ -184,7 +184,7 @@ def travel() -> None:
             twin = copy.deepcopy(ours)
             twin(x)  # has no part in the run
     compare(ours, plain, "at the end")
-    same_state(made[1].state_dict(), made[0].state_dict(), "travel")
+    same_state(created[1].state_dict(), created[0].state_dict(), "travel")
 
 
 def gradients() -> None:
@@ -232,32 +232,32 @@ def layout() -> None:
 
     def images() -> nn.Module:
         torch.manual_seed(7)
-        made = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 4, 3), nn.Flatten())
-        return made.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        created = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 4, 3), nn.Flatten())
+        return created.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     generator = torch.Generator().manual_seed(1)
     models = [images() for _ in range(3)]
-    made = [torch.optim.AdamW(models[0].parameters(), lr=1e-2, eps=1e-4, fused=False)]
+    created = [torch.optim.AdamW(models[0].parameters(), lr=1e-2, eps=1e-4, fused=False)]
     for model, shard in zip(models[1:], (False, True), strict=True):
-        made.append(torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4))
-        parallelize(model, made[-1], shard_optimizer=shard)
+        created.append(torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4))
+        parallelize(model, created[-1], shard_optimizer=shard)
     for _ in range(3):
         x = torch.randn(4 * size, 3, 8, 8, generator=generator)
-        for model, optimizer in zip(models, made, strict=True):
+        for model, optimizer in zip(models, created, strict=True):
             share = x if model is models[0] else x[4 * rank : 4 * rank + 4]
             optimizer.zero_grad()
             model(share).square().mean().backward()
             optimizer.step()
-    whole = made[0].state_dict()["state"]
-    for model, optimizer in zip(models[1:], made[1:], strict=True):
+    whole = created[0].state_dict()["state"]
+    for model, optimizer in zip(models[1:], created[1:], strict=True):
         assert not model[0].weight.is_contiguous()  # pyright: ignore[reportIndexIssue]
         for a, b in zip(model.parameters(), models[0].parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
         for number, entries in optimizer.state_dict()["state"].items():
             torch.testing.assert_close(entries["exp_avg"], whole[number]["exp_avg"], rtol=1e-4, atol=1e-6)
-    state = made[2].state_dict()
-    made[2].load_state_dict(state)
-    again = made[2].state_dict()["state"]
+    state = created[2].state_dict()
+    created[2].load_state_dict(state)
+    again = created[2].state_dict()["state"]
     assert all(torch.equal(again[n]["exp_avg"], e["exp_avg"]) for n, e in state["state"].items())
 
 
@@ -265,16 +265,16 @@ def again() -> None:
     """Divided once more, with a parameter that is trained now, and then whole."""
     torch.manual_seed(5)
     plain, ours = build(), build()
-    made = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (plain, ours)]
+    created = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (plain, ours)]
     for each in (plain, ours):
         each[0].requires_grad_(False)  # pyright: ignore[reportIndexIssue]
     for shard in (True, True, False):
-        parallelize(plain, made[0])
-        parallelize(ours, made[1], shard_optimizer=shard)
-        train(plain, made[0])
-        train(ours, made[1])
+        parallelize(plain, created[0])
+        parallelize(ours, created[1], shard_optimizer=shard)
+        train(plain, created[0])
+        train(ours, created[1])
         compare(ours, plain, "again")
-        same_state(made[1].state_dict(), made[0].state_dict(), "again")
+        same_state(created[1].state_dict(), created[0].state_dict(), "again")
         for each in (plain, ours):
             each[0].requires_grad_(True)  # pyright: ignore[reportIndexIssue]
 

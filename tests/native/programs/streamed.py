@@ -80,16 +80,16 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
     return losses
 
 
-def made(seed: int, **options: Any):
+def build_parallel(seed: int, **options: Any):
     model = build(seed)
     return parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **options)
 
 
 def uses() -> None:
     """Whatever uses the model first has rank 0's parameters."""
-    model, _ = made(rank, start="streamed")
+    model, _ = build_parallel(rank, start="streamed")
     rank_0_has(model)
-    model, _ = made(rank, start="streamed")
+    model, _ = build_parallel(rank, start="streamed")
     torch.manual_seed(1)
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
@@ -97,28 +97,29 @@ def uses() -> None:
         assert torch.equal(model.eval()(x), expected)  # pyright: ignore[reportCallIssue]
     model(x)
     assert not model[3]._forward_pre_hooks, "the model was not left to itself"  # pyright: ignore
-    model, _ = made(rank, start="streamed")
+    model, _ = build_parallel(rank, start="streamed")
     first = model[0](x)  # pyright: ignore[reportIndexIssue]
     assert torch.equal(first, build(0)[0](x))  # pyright: ignore[reportIndexIssue]
-    model, _ = made(rank, start="streamed")
+    model, _ = build_parallel(rank, start="streamed")
     other = build(5).state_dict()
     model.load_state_dict(other)  # which nothing that travels comes after
     assert all(torch.equal(value, other[name]) for name, value in model.state_dict().items())
-    model, optimizer = made(rank, start="streamed")
-    whole, first_optimizer = made(rank)
+    model, optimizer = build_parallel(rank, start="streamed")
+    whole, first_optimizer = build_parallel(rank)
     train(model, optimizer)
     train(whole, first_optimizer)
     for (name, ours), theirs in zip(model.state_dict().items(), whole.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs), name
     twin = copy.deepcopy(model)
     twin(x)  # has no part in the run
-    model, optimizer = made(rank, start="streamed")  # and is never used: nobody waits for it in vain
+    # It is never used: nobody waits for it in vain.
+    model, optimizer = build_parallel(rank, start="streamed")
 
 
 def divided() -> None:
     """Both ways to travel together."""
-    model, optimizer = made(rank, start="streamed", shard_optimizer=True, overlap_step=True)
-    whole, first = made(rank)
+    model, optimizer = build_parallel(rank, start="streamed", shard_optimizer=True, overlap_step=True)
+    whole, first = build_parallel(rank)
     train(model, optimizer)
     train(whole, first)
     for (name, ours), theirs in zip(model.state_dict().items(), whole.state_dict().values(), strict=True):
@@ -127,13 +128,13 @@ def divided() -> None:
 
 def compiled() -> None:
     """Compiled before and after, as a whole and a layer of it: bitwise as all would begin with rank 0's."""
-    ways: dict[str, Any] = {
+    compilers: dict[str, Any] = {
         "before": lambda model: torch.compile(model, backend="eager"),
         "in place": lambda model: model.compile(backend="eager") or model,
         "a layer": lambda model: model[3].compile(backend="eager") or model,
     }
     losses: dict[tuple[str, str], list[float]] = {}
-    for name, compile_it in ways.items():
+    for name, compile_it in compilers.items():
         for order in ("compiled first", "compiled last"):
             for start in ("", "streamed"):
                 torch._dynamo.reset()
@@ -148,7 +149,7 @@ def compiled() -> None:
 
 def mistakes() -> None:
     try:
-        made(0, start="slowly")
+        build_parallel(0, start="slowly")
     except InvalidCall as error:
         assert "no start 'slowly'" in str(error), error
         assert "streamed" in str(error), error

@@ -137,11 +137,11 @@ def others_use_it() -> None:
     torch.testing.assert_close(loaded[1]["model"], whole[1]["model"], rtol=0, atol=0)
     model, optimizer = build()
     checkpoints.resume(model=model, optimizer=optimizer)
-    made, _ = pipeline(model, optimizer, example=torch.ones(4, 8), stages=size, micro_batches=1)
-    found = made.state_dict()
+    created, _ = pipeline(model, optimizer, example=torch.ones(4, 8), stages=size, micro_batches=1)
+    found = created.state_dict()
     if rank == 0:
         torch.testing.assert_close(dict(found), whole[1]["model"], rtol=0, atol=0)
-    made.close()
+    created.close()
     model, optimizer = build()
     checkpoints.resume(model=model, optimizer=optimizer)  # and is never used: nobody waits for it in vain
 

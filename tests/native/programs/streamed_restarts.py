@@ -52,11 +52,11 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
     return losses
 
 
-def resumed(way: str) -> tuple[list[float], Any]:
+def resumed(mode: str) -> tuple[list[float], Any]:
     model, optimizer = build()
-    values = Checkpoints(folder, start=way).resume(model=model, optimizer=optimizer)
+    values = Checkpoints(folder, start=mode).resume(model=model, optimizer=optimizer)
     assert values == {"step": 2}, values
-    model, optimizer = parallelize(model, optimizer, start=way)
+    model, optimizer = parallelize(model, optimizer, start=mode)
     losses = train(model, optimizer)
     return losses, (model.state_dict(), optimizer.state_dict())
 

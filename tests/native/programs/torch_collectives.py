@@ -196,9 +196,9 @@ for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         mine = torch.full((3, size), sign * bits[rank], dtype=dtype).t()  # not contiguous
         dist.all_reduce(whole := mine.clone(), dist.ReduceOp.AVG)
         dist.reduce_scatter_tensor(part := torch.empty(3, dtype=dtype), mine, dist.ReduceOp.AVG)
-        dist.reduce(one := mine.clone(), 0, dist.ReduceOp.AVG)
+        dist.reduce(mean := mine.clone(), 0, dist.ReduceOp.AVG)
         assert (whole == want).all() and (part == want).all(), (dtype, whole, part, want)
-        assert (one == (want if rank == 0 else sign * bits[rank])).all()
+        assert (mean == (want if rank == 0 else sign * bits[rank])).all()
 dist.all_reduce(flags := torch.tensor([True, rank == 0]), dist.ReduceOp.BAND)
 assert flags.tolist() == [True, False]
 for op, given, word in (
@@ -271,8 +271,8 @@ for given, op, word in (
         raise AssertionError(f"{op} is not for {given.layout}")
 
 # A number and a vector of one element are alike; types of one call are not mixed.
-dist.broadcast(one := torch.tensor(5.0 + rank) if rank == 0 else torch.empty(1, 1), 0)
-assert one.item() == 5.0
+dist.broadcast(scalar := torch.tensor(5.0 + rank) if rank == 0 else torch.empty(1, 1), 0)
+assert scalar.item() == 5.0
 try:
     dist.all_gather_into_tensor(torch.empty(size, dtype=torch.int32), torch.ones(1))
 except Exception as error:

@@ -61,13 +61,13 @@ def main(slow: int, times: float) -> None:
     known = dict(reference.named_parameters())
     for name, parameter in ours.named_parameters():
         alike(parameter.grad, known[name].grad, name)  # pyright: ignore[reportArgumentType]
-    made = ours.plan()
-    operators = [stage.operators for stage in made.stages]
-    assert operators[slow] < 0.8 * operators[1 - slow], (operators, made.devices)
-    speeds = [1 / made.slowness_of(stage) for stage in (0, 1)]
-    assert 1.3 < speeds[1 - slow] / speeds[slow] < 2 * times, made.devices
+    created = ours.plan()
+    operators = [stage.operators for stage in created.stages]
+    assert operators[slow] < 0.8 * operators[1 - slow], (operators, created.devices)
+    speeds = [1 / created.slowness_of(stage) for stage in (0, 1)]
+    assert 1.3 < speeds[1 - slow] / speeds[slow] < 2 * times, created.devices
     if dist.get_rank() == 0:
-        print(made)
+        print(created)
     signal.setitimer(signal.ITIMER_PROF, 0)
     ours.close()
     dist.destroy_process_group()

@@ -252,12 +252,12 @@ witness = socket.create_connection(("127.0.0.1", int(os.environ["WITNESS"])))
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of shared memory for this test alone, in which nets leave nothing."""
-    made = Path("/dev/shm") / f"carme-test-{os.getpid()}-{tmp_path.name}"
-    made.mkdir()
-    monkeypatch.setattr(store, "SHARED", made)
-    yield made
-    left = [path.name for path in made.iterdir()]
-    shutil.rmtree(made)
+    created = Path("/dev/shm") / f"carme-test-{os.getpid()}-{tmp_path.name}"
+    created.mkdir()
+    monkeypatch.setattr(store, "SHARED", created)
+    yield created
+    left = [path.name for path in created.iterdir()]
+    shutil.rmtree(created)
     assert left == []
 
 

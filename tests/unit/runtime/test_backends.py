@@ -72,9 +72,9 @@ def test_ranks_of_tensorflow_know_each_other(local: Launch, script: Script, tmp_
     code, out, errors = local("-n", "3", "--backend", "tensorflow", path, PYTHONPATH=folders).wait()
     assert (code, errors) == (0, "")
     reported = [json.loads(line.partition("] ")[2]) for line in out.splitlines()]
-    assert sorted(one["task"]["index"] for one in reported) == [0, 1, 2]
+    assert sorted(rank["task"]["index"] for rank in reported) == [0, 1, 2]
     workers = reported[0]["cluster"]["worker"]
-    assert len(set(workers)) == 3 and all(one["cluster"]["worker"] == workers for one in reported)
+    assert len(set(workers)) == 3 and all(rank["cluster"]["worker"] == workers for rank in reported)
 
 
 def spread(*devices: int, ranks: int | None = None, caller: dict[str, str] | None = None) -> Setup:
@@ -94,14 +94,14 @@ def of(name: str, setup: Setup) -> Variables:
 
 def test_jax_takes_ranks_for_tasks_of_slurm() -> None:
     job = {"SLURM_JOB_ID": "17", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "2"}
-    made = of("jax", spread(2, 1, caller=job))
+    created = of("jax", spread(2, 1, caller=job))
     names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_JOB_ID", "JAX_LOCAL_DEVICE_IDS")
-    assert [[made[rank][name] for name in names] for rank in range(3)] == [
+    assert [[created[rank][name] for name in names] for rank in range(3)] == [
         ["0", "0", "3", "17", "0"],
         ["1", "1", "3", "17", "1"],
         ["2", "0", "3", "17", "0"],
     ]
-    for variables in made.values():
+    for variables in created.values():
         assert variables["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:7000"
         assert variables["JAX_COORDINATOR_BIND_ADDRESS"] == "10.0.0.1:7000"
         assert variables["SLURM_STEP_NODELIST"] == "n[1-2]"
@@ -111,20 +111,20 @@ def test_jax_takes_ranks_for_tasks_of_slurm() -> None:
 
 
 def test_jax_on_one_node_stays_off_the_network() -> None:
-    made = of("jax", spread(0, ranks=2))
-    assert {variables["JAX_COORDINATOR_ADDRESS"] for variables in made.values()} == {"127.0.0.1:7000"}
-    assert {variables["JAX_LOCAL_DEVICE_IDS"] for variables in made.values()} == {"0"}
+    created = of("jax", spread(0, ranks=2))
+    assert {variables["JAX_COORDINATOR_ADDRESS"] for variables in created.values()} == {"127.0.0.1:7000"}
+    assert {variables["JAX_LOCAL_DEVICE_IDS"] for variables in created.values()} == {"0"}
 
 
 def test_ranks_of_jax_with_gpus_of_their_own_number_them_from_0() -> None:
     setup = spread(4)
-    made = BACKENDS["jax"].variables(Setup(setup.places[:2], [1], {}, devices_per_rank=2))
-    assert [variables["JAX_LOCAL_DEVICE_IDS"] for variables in made.values()] == ["0,1", "0,1"]
+    created = BACKENDS["jax"].variables(Setup(setup.places[:2], [1], {}, devices_per_rank=2))
+    assert [variables["JAX_LOCAL_DEVICE_IDS"] for variables in created.values()] == ["0,1", "0,1"]
 
 
 def test_the_defaults_of_lightnings_trainer() -> None:
-    made = of("lightning", spread(2, 2, caller={"PL_TRAINER_STRATEGY": "fsdp"}))
-    for variables in made.values():
+    created = of("lightning", spread(2, 2, caller={"PL_TRAINER_STRATEGY": "fsdp"}))
+    for variables in created.values():
         assert variables["PL_TRAINER_NUM_NODES"] == variables["PL_TRAINER_DEVICES"] == "2"
         assert variables["PL_TRAINER_STRATEGY"] == "fsdp"
 
@@ -134,14 +134,14 @@ def test_the_defaults_of_lightnings_trainer() -> None:
 )
 def test_accelerate_uses_the_processor_where_there_is_no_gpu(devices: int, no_gpu: bool, value: str) -> None:
     setup = spread(devices, devices)
-    made = BACKENDS["accelerate"].variables(Setup(setup.places, [], {}, no_gpu=no_gpu))
-    assert {variables["ACCELERATE_USE_CPU"] for variables in made.values()} == {value}
+    created = BACKENDS["accelerate"].variables(Setup(setup.places, [], {}, no_gpu=no_gpu))
+    assert {variables["ACCELERATE_USE_CPU"] for variables in created.values()} == {value}
 
 
 def test_deepspeed_counts_ranks_across_nodes() -> None:
-    made = of("deepspeed", spread(2, 1))
+    created = of("deepspeed", spread(2, 1))
     names = ("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-    assert [[made[rank][name] for name in names] for rank in range(3)] == [
+    assert [[created[rank][name] for name in names] for rank in range(3)] == [
         ["2", "0", "2"],
         ["2", "0", "1"],
         ["1", "1", "2"],
@@ -150,14 +150,14 @@ def test_deepspeed_counts_ranks_across_nodes() -> None:
 
 def test_mxnet_has_a_scheduler_and_servers_beside_its_workers() -> None:
     setup = Setup(spread(2, 1).places, [7000])
-    made = BACKENDS["mxnet"].variables(setup)
-    assert [made[rank]["DMLC_NODE_HOST"] for rank in range(3)] == ["10.0.0.1", "10.0.0.1", "10.0.0.2"]
+    created = BACKENDS["mxnet"].variables(setup)
+    assert [created[rank]["DMLC_NODE_HOST"] for rank in range(3)] == ["10.0.0.1", "10.0.0.1", "10.0.0.2"]
     scheduler, servers = BACKENDS["mxnet"].programs(setup)
     assert (scheduler.hosts, servers.hosts) == (["n1"], ["n1", "n2"])
     others = [process.environment for program in (scheduler, servers) for process in program.processes]
-    roles = [variables["DMLC_ROLE"] for variables in (*others, *made.values())]
+    roles = [variables["DMLC_ROLE"] for variables in (*others, *created.values())]
     assert roles == ["scheduler", "server", "server", "worker", "worker", "worker"]
-    for variables in (*others, *made.values()):
+    for variables in (*others, *created.values()):
         names = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER")
         assert [variables[name] for name in names] == ["10.0.0.1", "7000", "2", "3"]
 
@@ -237,9 +237,9 @@ def test_dasks_scheduler_goes_on_without_pages(tmp_path: Path, capsys: pytest.Ca
     assert "Dask's pages are not shown" in capsys.readouterr().err
     (tmp_path / "dask.sock").write_text("no socket")
     assert bound(str(tmp_path / "dask.sock")) is None
-    made = bound(str(tmp_path / "other.sock"))
-    assert made
-    made.close()
+    created = bound(str(tmp_path / "other.sock"))
+    assert created
+    created.close()
 
 
 def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus(

@@ -61,14 +61,14 @@ def wait_until_gone(pid: int) -> None:
 
 @pytest.fixture
 def make_daemon(tmp_path: Path) -> Iterator[Callable[[str], Daemon]]:
-    made: list[Daemon] = []
+    created: list[Daemon] = []
 
     def make(text: str = "sleep 300 & wait") -> Daemon:
-        made.append(Daemon(tmp_path, text))
-        return made[-1]
+        created.append(Daemon(tmp_path, text))
+        return created[-1]
 
     yield make
-    for pid in (pid for daemon in made for pid in daemon.pids):
+    for pid in (pid for daemon in created for pid in daemon.pids):
         if is_there(pid):
             os.killpg(pid, signal.SIGKILL)
 

@@ -101,7 +101,7 @@ def signed_by(issuer: str) -> str:
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.load_pem_x509_certificate(issuer.encode()).subject
-    made = (
+    created = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another")]))
         .issuer_name(name)
@@ -112,7 +112,7 @@ def signed_by(issuer: str) -> str:
         .sign(signer, SHA256())
     )
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return (private + made.public_bytes(Encoding.PEM)).decode()
+    return (private + created.public_bytes(Encoding.PEM)).decode()
 
 
 def knock(job: Job, certificate: Path | None) -> None:

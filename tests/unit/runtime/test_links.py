@@ -74,17 +74,17 @@ async def test_frames_pass_both_ways(sealed: Wire) -> None:
 @pytest.mark.parametrize("fault", ["changed", "repeated", "left out", "mirrored"])
 async def test_frames_that_were_tampered_with_are_refused(sealed: Wire, fault: str) -> None:
     sealed.links[0].send({"n": 1})
-    one = await sealed.take(0)
+    frame = await sealed.take(0)
     if fault == "changed":
-        await sealed.give(1, one.replace(b'"n":1', b'"n":2'))
+        await sealed.give(1, frame.replace(b'"n":1', b'"n":2'))
     elif fault == "repeated":
-        await sealed.give(1, one + one)
+        await sealed.give(1, frame + frame)
         await sealed.links[1].receive()
     elif fault == "left out":
         sealed.links[0].send({"n": 2})
         await sealed.carry(0)
     else:
-        await sealed.give(0, one)
+        await sealed.give(0, frame)
     with pytest.raises(FrameError, match="seal"):
         await sealed.links[0 if fault == "mirrored" else 1].receive()
 

@@ -47,7 +47,7 @@ def notebook(tmp_path: Path) -> Notebook:
 
 
 def left(folder: Path) -> list[str]:
-    return [one.name for one in folder.glob(".cell-*")]
+    return [file.name for file in folder.glob(".cell-*")]
 
 
 def test_a_cell_runs_on_all_ranks(notebook: Notebook, tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     (programs / "carme").write_text(f"{program}from carme.cli import program\nprogram()\n")
     (programs / "carme").chmod(0o755)
     job = {"SLURM_JOB_ID": "123", "PATH": f"{programs}:{os.environ['PATH']}"}
-    made = Kernel(tmp_path, **job)
-    yield made
-    made.stop()
+    created = Kernel(tmp_path, **job)
+    yield created
+    created.stop()
 
 
 def test_data_is_staged_with_progress_and_the_place_is_the_result(kernel: Kernel, tmp_path: Path) -> None:
@@ -302,9 +302,9 @@ def test_options_are_completed(shared_kernel: Kernel, cell: str, some: list[str]
 @pytest.fixture(scope="module")
 def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel that nobody changes."""
-    made = Kernel(tmp_path_factory.mktemp("kernel"))
-    yield made
-    made.stop()
+    created = Kernel(tmp_path_factory.mktemp("kernel"))
+    yield created
+    created.stop()
 
 
 def test_paths_are_completed_as_everywhere(kernel: Kernel, tmp_path: Path) -> None:

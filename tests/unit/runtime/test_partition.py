@@ -33,7 +33,7 @@ def network(times, skips=(), parameters=None, beside=(), held=4 * KIB, links=FAS
             )
         )  # fmt: skip
     values = tuple(Value(name, (8, 128), "float32", 4 * KIB, True, name != "x") for name in ("x", *names))
-    weights = dict.fromkeys(one.parameters[0] for one in operators)
+    weights = dict.fromkeys(operator.parameters[0] for operator in operators)
     return Graph(
         "test", "cpu", 8, ("x",), (names[-1],), values, tuple(operators),
         tuple(Parameter(name, 16 * KIB, True) for name in weights), links,
@@ -234,8 +234,8 @@ def test_no_more_is_searched_where_nothing_fits(monkeypatch: pytest.MonkeyPatch)
     graph = network([choice.random() for _ in range(241)])
     sizes = [(choice.randrange(1, 64 * KIB), choice.randrange(1 << 20, 1 << 25)) for _ in graph.operators]
     uneven_ones = (
-        dataclasses.replace(one, held_bytes=held, workspace_bytes=workspace)
-        for one, (held, workspace) in zip(graph.operators, sizes, strict=True)
+        dataclasses.replace(value, held_bytes=held, workspace_bytes=workspace)
+        for value, (held, workspace) in zip(graph.operators, sizes, strict=True)
     )
     graph = dataclasses.replace(graph, operators=tuple(uneven_ones))
     looked_at = 0
@@ -314,7 +314,7 @@ CUT: dict[str, Any] = {"stages": 2, "micro_batches": 2, "cut_points": ("layer4",
 def tight(graph: Graph, **more: Any) -> Request:
     """A byte less than the larger stage needs: the first one, which holds what two micro-batches leave."""
     free = plan(graph, Request(2, 8, **CUT | more))
-    assert free.ways == () and free.reasons == []
+    assert free.fits == () and free.reasons == []
     most = max(stage.memory_bytes for stage in free.stages)
     return Request(2, 8, memory=most - 1, **CUT | more)
 
@@ -329,7 +329,7 @@ def test_a_stage_that_does_not_fit_computes_its_forward_passes_again():
     first, last = found.stages
     assert first.memory_bytes < last.memory_bytes + 64 * KIB < found.memory
     assert first.recomputed_ms == pytest.approx(first.forward_ms) and last.recomputed_ms == 0
-    without = dataclasses.replace(found, ways=())
+    without = dataclasses.replace(found, fits=())
     assert without.step_ms + 0.5 < found.step_ms < without.step_ms + 1.1 * first.forward_ms
     assert found.floor_ms == pytest.approx(first.busy_ms)
     sentence = r"Stage 0 computes its forward passes again during the backward pass: it needs .* otherwise"
@@ -340,7 +340,7 @@ def test_no_stage_computes_anything_again_that_fits():
     graph = network([1] * 8, **HELD)
     most = plan(graph, Request(2, 8, **CUT)).stages[0].memory_bytes
     assert not any(
-        way.recomputes for way in plan(graph, Request(2, 8, memory=most, may_recompute=True, **CUT)).ways
+        fit.recomputes for fit in plan(graph, Request(2, 8, memory=most, may_recompute=True, **CUT)).fits
     )
 
 
@@ -369,7 +369,10 @@ def uneven(seed: int) -> Graph:
     times = [choice.choice([0.1, 1.0, 3.0]) * choice.random() for _ in range(10)]
     skips = {tuple(sorted(choice.sample(range(10), 2))) for _ in range(3)}
     graph = network(times, skips, links=Links(((0, 5.0), (1 << 20, 9000.0)), "slow"))
-    held = (dataclasses.replace(one, held_bytes=choice.choice([1, 8, 64]) * KIB) for one in graph.operators)
+    held = (
+        dataclasses.replace(operator, held_bytes=choice.choice([1, 8, 64]) * KIB)
+        for operator in graph.operators
+    )
     return dataclasses.replace(graph, operators=tuple(held))
 
 
@@ -385,8 +388,8 @@ def shortest_that_fits(seed: int, schedule: str, stages: int, disk: Disk | None,
     steps = []
     for cuts in itertools.combinations(cut_places(draft.graph), len(draft.cuts)):
         cut = dataclasses.replace(draft, cuts=cuts)
-        ways = itertools.product(*(cut.ways_of(rank) for rank in range(draft.schedule.ranks)))
-        steps += [dataclasses.replace(cut, ways=each).step_ms for each in ways]
+        choices = itertools.product(*(cut.fits_of(rank) for rank in range(draft.schedule.ranks)))
+        steps += [dataclasses.replace(cut, fits=each).step_ms for each in choices]
     return min(steps, default=None)
 
 
@@ -472,7 +475,7 @@ def test_strategies_that_cannot_be_are_refused():
 
 def test_memory_counts_values_once_and_those_of_others_not_at_all():
     graph = network([1] * 4)
-    holding = (dataclasses.replace(one, holds=one.inputs) for one in graph.operators)
+    holding = (dataclasses.replace(operator, holds=operator.inputs) for operator in graph.operators)
     graph = dataclasses.replace(graph, operators=tuple(holding))
     request = Request(2, 8, micro_batches=1, cut_points=("layer2",), state_factor=1.0)
     first, last = plan(graph, request).stages
@@ -487,7 +490,7 @@ def test_backward_passes_and_an_optimizers_step_take_memory_too():
     graph = network([1] * 4)
     request = Request(2, 8, micro_batches=2, cut_points=("layer2",), state_factor=1.0)
     plain = plan(graph, request).stages[0].memory_bytes
-    busy = (dataclasses.replace(one, backward_bytes=(16 + 40) * KIB) for one in graph.operators)
+    busy = (dataclasses.replace(operator, backward_bytes=(16 + 40) * KIB) for operator in graph.operators)
     graph = dataclasses.replace(graph, operators=tuple(busy))
     # With half of the samples. The gradients of the second micro-batch's weights are added to the first ones.
     more = plan(graph, request).stages[0].memory_bytes - plain
@@ -498,7 +501,7 @@ def test_backward_passes_and_an_optimizers_step_take_memory_too():
 
 def test_what_was_sent_and_its_gradient_stay_until_the_backward_pass_has_ended():
     graph = network([1] * 4)
-    holding = [dataclasses.replace(one, holds=one.outputs) for one in graph.operators]
+    holding = [dataclasses.replace(operator, holds=operator.outputs) for operator in graph.operators]
     holding[0] = dataclasses.replace(holding[0], backward_bytes=(16 + 100) * KIB)
     graph = dataclasses.replace(graph, operators=tuple(holding))
     request = Request(2, 8, micro_batches=1, cut_points=("layer2",), state_factor=1.0)
@@ -517,7 +520,7 @@ def test_a_stages_memory_is_found_in_a_time_that_grows_as_the_model_does():
 
     def reads(layers: int) -> int:
         graph = network([1] * layers)
-        holding = tuple(dataclasses.replace(one, holds=one.outputs) for one in graph.operators)
+        holding = tuple(dataclasses.replace(operator, holds=operator.outputs) for operator in graph.operators)
         cut = (f"layer{layers // 2}",)
         found = plan(dataclasses.replace(graph, operators=holding), Request(2, 8, cut_points=cut))
         counting = dataclasses.replace(found, graph=dataclasses.replace(graph, operators=Operators(holding)))
@@ -530,7 +533,7 @@ def test_a_stages_memory_is_found_in_a_time_that_grows_as_the_model_does():
 
 def test_masks_of_the_whole_batch_are_counted():
     graph = network([1] * 4)
-    dropped = tuple(dataclasses.replace(one, draws_mask=True) for one in graph.operators)
+    dropped = tuple(dataclasses.replace(operator, draws_mask=True) for operator in graph.operators)
     request = Request(4, 8, stages=2, micro_batches=4, cut_points=("layer2",), state_factor=1.0)
     both = [plan(each, request).stages[0] for each in (graph, dataclasses.replace(graph, operators=dropped))]
     assert both[1].memory_bytes - both[0].memory_bytes == 2 * 2 * 4 * KIB  # two layers, two replicas

@@ -168,9 +168,9 @@ def test_numbers_are_added_while_there_are_enough(tmp_path: Path, n: int):
 
 def test_a_generator_without_an_end_is_throttled(tmp_path: Path):
     marking = end(example("counting", "co_generate"), tmp_path, {"workers": [2], "credits": [0] * 30})
-    made = 30 + len(marking["ready"])
+    created = 30 + len(marking["ready"])
     assert len(marking["ready"]) == 2
-    assert marking["total"][0] + sum(marking["ready"]) == made * (made - 1) // 2
+    assert marking["total"][0] + sum(marking["ready"]) == created * (created - 1) // 2
 
 
 def test_adding_begins_when_enough_values_have_come(tmp_path: Path):
@@ -296,11 +296,11 @@ def test_a_stencil_reads_its_neighbours_edges(tmp_path: Path):
 
 def test_all_examples_are_run_here_and_there_are_thirty_at_least():
     own = Path(__file__).read_text()
-    made = {
+    created = {
         (file.stem, name)
         for file in EXAMPLES.glob("*.py")
         for name, value in runpy.run_path(str(file)).items()
         if inspect.isfunction(value) and value.__annotations__.get("return") is Net
     }
-    assert len(made) >= 30
-    assert {name for module, name in made if f'"{module}", "{name}"' not in " ".join(own.split())} == set()
+    assert len(created) >= 30
+    assert {name for module, name in created if f'"{module}", "{name}"' not in " ".join(own.split())} == set()

@@ -33,9 +33,9 @@ def test_an_array_is_handed_over_without_a_copy(folder: Path):
 
     @net.transition(sizes >> arrays)
     def fill(size, memory):
-        made = memory.allocate(f"array-{size}", (size, 2), "float64")
-        made.array()[:, 1] = np.arange(size)
-        return made
+        created = memory.allocate(f"array-{size}", (size, 2), "float64")
+        created.array()[:, 1] = np.arange(size)
+        return created
 
     @net.transition(arrays >> sums)
     def add(array, memory):
@@ -139,9 +139,9 @@ def test_beyond_the_limit_ranges_go_to_the_disk(folder: Path, tmp_path: Path):
 
 
 def make_range(value: int, memory: Memory) -> Range:
-    made = memory.allocate("", "1MiB")
-    made.buffer[-1] = value
-    return made
+    created = memory.allocate("", "1MiB")
+    created.buffer[-1] = value
+    return created
 
 
 @pytest.mark.parametrize(
@@ -431,23 +431,23 @@ def test_a_range_whose_deletion_was_refused_is_used_on(folder: Path):
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(folder: Path, shared: Path):
-    made = store.Store("0123", folder, 1 << 20, [])
-    made.begin()
+    created = store.Store("0123", folder, 1 << 20, [])
+    created.begin()
     reading, writing = os.pipe()
     try:
-        with made.locked():
+        with created.locked():
             child = os.fork()
             if not child:
                 os.close(writing)
                 os.read(reading, 1)
                 os._exit(0)
-        with (made.shared / ".lock").open("rb") as again:
+        with (created.shared / ".lock").open("rb") as again:
             fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(writing)
         os.waitpid(child, 0)
     finally:
-        made.end()
-        made.let_go()
+        created.end()
+        created.let_go()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="Only root gives files away.")
@@ -513,9 +513,9 @@ def test_a_node_that_cannot_serve_its_ranges_is_named_and_nothing_stays(folder: 
     net.add("t", x >> net.place("y", int), lambda x, memory: x)
     net.start("job", folder=folder).close()
     before = set(threading.enumerate())
-    made = store.Store(Memory.at(folder).identity, folder, 0, [])
+    created = store.Store(Memory.at(folder).identity, folder, 0, [])
     with socket.socket(socket.AF_UNIX) as taken:
-        bind_when_free(taken, b"\0" + made.shared.name.encode()[:107])
+        bind_when_free(taken, b"\0" + created.shared.name.encode()[:107])
         with pytest.raises(PetriError, match="cannot be served to other nodes at"):
             net.start("job", folder=folder, resume=True)
     assert not set(threading.enumerate()) - before
@@ -529,13 +529,13 @@ def test_the_copy_of_a_deleted_range_on_the_disk_goes_with_it(folder: Path):
 
     @net.transition(x >> y)
     def make(value, memory):
-        made = memory.allocate("twice", 1, copies=2)
-        made.array()[0] = value
-        return made
+        created = memory.allocate("twice", 1, copies=2)
+        created.array()[0] = value
+        return created
 
     @net.transition(y >> z)
-    def delete(made, memory):
-        memory.delete(made)
+    def delete(created, memory):
+        memory.delete(created)
         return [path.name for path in (folder / store.COPIES).iterdir()]
 
     with net.start(1, folder=folder) as run:

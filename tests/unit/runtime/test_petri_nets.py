@@ -25,11 +25,15 @@ def kinds(net: Net) -> list[tuple[str, str]]:
 def workshop() -> Net:
     net = Net("workshop")
     parts, tool = net.place("parts", int), net.place("tool", str, tokens=["saw"])
-    stop, made = net.place("stop"), net.place("made", int, capacity=2)
+    stop, created = net.place("stop"), net.place("made", int, capacity=2)
     net.add(
-        "build", 2 * parts + tool.read + stop.empty >> made, lambda pair, tool: pair[0], priority=3, retries=1
+        "build",
+        2 * parts + tool.read + stop.empty >> created,
+        lambda pair, tool: pair[0],
+        priority=3,
+        retries=1,
     )
-    net.add("sell", made >> None, print, needs="gpu:1")
+    net.add("sell", created >> None, print, needs="gpu:1")
     return net
 
 

@@ -24,7 +24,7 @@ def test_a_range_begins_with_the_content_that_it_is_given(folder: Path):
 
     given = np.arange(6, dtype="int32").reshape(2, 3)
     with net.start(1, folder=folder) as run:
-        made = run.memory.allocate("given", given.shape, given.dtype, content=given)
+        created = run.memory.allocate("given", given.shape, given.dtype, content=given)
         given[:] = 0  # it is a copy
         with pytest.raises(PetriError, match="The content of range less has 24 bytes, and it is to hold 48"):
             run.memory.allocate("less", 12, "int32", content=given)
@@ -32,7 +32,7 @@ def test_a_range_begins_with_the_content_that_it_is_given(folder: Path):
             with pytest.raises(PetriError, match="does not lie in one piece"):
                 run.memory.allocate("columns", (3, 2), "int32", content=other)
         assert list(run.memory) == ["given"]
-        run.put(arrays, made)
+        run.put(arrays, created)
         marking = run.wait(HANG)
     assert marking["sums"] == [["int32", [[0, 1, 2], [3, 4, 5]]]]
 
@@ -43,10 +43,10 @@ def test_room_of_deleted_ranges_is_there_again_and_is_counted_no_matter_who_was_
     with net.start(1, folder=folder, memory=1 << 20) as run:
         memory = run.memory
         for number in range(20):
-            made = memory.allocate(f"large-{number}", 700_000)
-            assert memory.cost(made.name)[1] == 0, "it lies on the disk"
-            made.close()
-            memory.delete(made)
+            created = memory.allocate(f"large-{number}", 700_000)
+            assert memory.cost(created.name)[1] == 0, "it lies on the disk"
+            created.close()
+            memory.delete(created)
         first = memory.allocate("first", 700_000)
         (first.path.parent / ".lock").write_bytes(struct.pack("<q", -1))  # as when a process is killed there
         second = memory.allocate("second", 700_000)
@@ -59,9 +59,9 @@ def test_types_that_buffers_do_not_know_are_content_too(folder: Path):
     net = Net("times")
     net.place("x", int)
     with net.start(1, folder=folder) as run:
-        made = run.memory.allocate("times", given.shape, given.dtype, content=given)
-        assert (made.array() == given).all()
-        made.close()
+        created = run.memory.allocate("times", given.shape, given.dtype, content=given)
+        assert (created.array() == given).all()
+        created.close()
 
 
 def test_a_range_that_was_given_up_while_it_was_filled_is_not_there(
@@ -77,9 +77,9 @@ def test_a_range_that_was_given_up_while_it_was_filled_is_not_there(
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(store, "write_all", interrupt)
             run.memory.allocate("given", 4, content=b"abcd")
-        made = run.memory.allocate("given", 4, content=b"abcd")
-        assert bytes(made.buffer) == b"abcd"
-        run.memory.delete(made)
+        created = run.memory.allocate("given", 4, content=b"abcd")
+        assert bytes(created.buffer) == b"abcd"
+        run.memory.delete(created)
         assert list(run.memory) == []
 
 
@@ -88,11 +88,11 @@ def test_a_range_of_another_run_is_not_deleted(folder: Path):
     net.place("x", int)
     other.place("x", int)
     with net.start(1, folder=folder) as run, other.start(1, folder=folder.parent / "other") as second:
-        made = run.memory.allocate("shared", 4)
+        created = run.memory.allocate("shared", 4)
         with pytest.raises(PetriError, match="Range shared is one of another run"):
-            second.memory.delete(made)
-        made.buffer[:] = b"abcd"
-        made.close()
+            second.memory.delete(created)
+        created.buffer[:] = b"abcd"
+        created.close()
 
 
 def test_the_ranges_of_a_token_of_an_earlier_version_are_found(folder: Path):

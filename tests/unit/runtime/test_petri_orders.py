@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def made(folder: Path, tmp_path: Path) -> Iterator[Store]:
+def run_store(folder: Path, tmp_path: Path) -> Iterator[Store]:
     """The ranges of a run without the run."""
     found = Store("0123", folder, 1 << 26, [tmp_path / "scratch"])
     found.begin()
@@ -165,23 +165,25 @@ def test_what_another_net_saves_of_a_lost_range_goes_when_the_net_ends(folder: P
     assert lasting(folder, elsewhere.identity, ranges.store.node) == set(), "nor is it saved after the end"
 
 
-def test_what_moves_to_the_disk_meanwhile_is_among_all_ranges(made: Store, monkeypatch: pytest.MonkeyPatch):
-    _create(made, Description("moved", 8, "net"))
-    made.spills[0].mkdir(mode=0o700, parents=True)
-    look = store.descriptions_in
+def test_what_moves_to_the_disk_meanwhile_is_among_all_ranges(
+    run_store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    _create(run_store, Description("moved", 8, "net"))
+    run_store.spills[0].mkdir(mode=0o700, parents=True)
+    read = store.descriptions_in
 
     def look_and_move(folder: Path) -> list[Description]:
-        found = look(folder)
-        if (made.shared / "moved").exists():
-            store.move(made.shared, made.spills[0], "moved")
+        found = read(folder)
+        if (run_store.shared / "moved").exists():
+            store.move(run_store.shared, run_store.spills[0], "moved")
         return found
 
     monkeypatch.setattr(store, "descriptions_in", look_and_move)
-    assert list(made.descriptions()) == ["moved"]
+    assert list(run_store.descriptions()) == ["moved"]
 
 
 def test_ranges_that_are_made_within_milliseconds_have_different_ages(
-    made: Store, monkeypatch: pytest.MonkeyPatch
+    run_store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     """The oldest go to the disk first; times of files are alike for milliseconds on many systems."""
     names, write = [f"range-{number}" for number in range(10)], Path.write_text
@@ -193,15 +195,15 @@ def test_ranges_that_are_made_within_milliseconds_have_different_ages(
 
     monkeypatch.setattr(Path, "write_text", write_in_the_same_moment)
     for name in names:
-        _create(made, Description(name, 1, "net"))
-    ages = [(made.shared / f".range-{name}").stat().st_mtime_ns for name in names]
+        _create(run_store, Description(name, 1, "net"))
+    ages = [(run_store.shared / f".range-{name}").stat().st_mtime_ns for name in names]
     assert ages == sorted(set(ages))
 
 
 def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock_of_a_look(
-    made: Store, monkeypatch: pytest.MonkeyPatch
+    run_store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    path = _create(made, Description("there", 8, "net"))
+    path = _create(run_store, Description("there", 8, "net"))
     reading, writing = os.pipe()
     children: list[int] = []
     take = store._take
@@ -228,49 +230,49 @@ def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock_of_a_look(
 
 
 def test_nothing_comes_into_shared_memory_that_is_removed(
-    made: Store, shared: Path, monkeypatch: pytest.MonkeyPatch
+    run_store: Store, shared: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    _create(made, Description("there", 8, "net"))
+    _create(run_store, Description("there", 8, "net"))
     remove = shutil.rmtree
 
     def remove_while_others_make(folder: Path, **options: Any) -> None:
         with pytest.raises(FileNotFoundError):
-            (made.shared / ".new-late").touch()
-        with made.locked():
+            (run_store.shared / ".new-late").touch()
+        with run_store.locked():
             pass
         remove(folder, **options)
 
     monkeypatch.setattr(shutil, "rmtree", remove_while_others_make)
-    made.end()
+    run_store.end()
     assert list(shared.iterdir()) == []
 
 
 def test_what_a_killed_removal_has_left_is_freed_by_the_next_net(
-    made: Store, shared: Path, monkeypatch: pytest.MonkeyPatch
+    run_store: Store, shared: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    _create(made, Description("there", 8, "net"))
+    _create(run_store, Description("there", 8, "net"))
     with monkeypatch.context() as killed:
         killed.setattr(shutil, "rmtree", lambda folder, **_: (folder / ".alive").unlink())
-        made.end()
+        run_store.end()
     assert len(list(shared.iterdir())) == 1
     store.sweep("", lambda *_: set())
     assert list(shared.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [EOFError, ConnectionResetError, KeyboardInterrupt])
-def test_a_copy_that_does_not_come_whole_leaves_nothing(made: Store, error: type[BaseException]):
+def test_a_copy_that_does_not_come_whole_leaves_nothing(run_store: Store, error: type[BaseException]):
     def break_off(mapped: mmap.mmap) -> None:
         raise error
 
     with pytest.raises(error):
-        made.receive(Description("half", 8, "net"), break_off)
-    assert not (made.shared / ".new-half").exists() and made.find("half") is None
+        run_store.receive(Description("half", 8, "net"), break_off)
+    assert not (run_store.shared / ".new-half").exists() and run_store.find("half") is None
 
 
-def test_a_copy_from_a_node_that_stands_still_is_given_up(made: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_copy_from_a_node_that_stands_still_is_given_up(run_store: Store, monkeypatch: pytest.MonkeyPatch):
     """Its system accepts the connection, and says that the other end lives."""
     monkeypatch.setattr(serving, "_STILL", 1)
-    server = RangeServer(made, "127.0.0.1", bytes(32), lambda *_: None)
+    server = RangeServer(run_store, "127.0.0.1", bytes(32), lambda *_: None)
     found: list[bool] = []
     try:
         with socket.create_server(("127.0.0.1", 0)) as still:
@@ -285,26 +287,26 @@ def test_a_copy_from_a_node_that_stands_still_is_given_up(made: Store, monkeypat
 
 
 def test_a_range_that_another_node_copies_can_be_deleted(
-    made: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+    run_store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Its bytes come nevertheless; whether they still count the coordinator says."""
     data = bytes(range(256)) * (1 << 17)  # more than a connection takes at once
-    path = fill(Description("there", len(data), "net"), data, made)
+    path = fill(Description("there", len(data), "net"), data, run_store)
     other = Store("0123", folder, 1 << 26, [], "n2")
     other.begin()
-    servers = [RangeServer(each, "127.0.0.1", bytes(32), lambda *_: None) for each in (made, other)]
+    servers = [RangeServer(each, "127.0.0.1", bytes(32), lambda *_: None) for each in (run_store, other)]
     receive = other.receive
 
     def delete_and_receive(*given: Any) -> None:
         assert not store.is_mapped(path)
-        made.remove("there")
+        run_store.remove("there")
         receive(*given)
 
     monkeypatch.setattr(other, "receive", delete_and_receive)
     try:
         assert servers[1].pull("there", 1, servers[0].where)
         found = other.find("there")
-        assert found and found[0].read_bytes() == data and made.find("there") is None
+        assert found and found[0].read_bytes() == data and run_store.find("there") is None
     finally:
         for each in servers:
             each.close()

@@ -321,7 +321,7 @@ def test_a_submission_without_an_answer_is_cancelled_and_repeated(
     client: type[SilentClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("carme_runtime.petri.slurm_jobs._PAUSE", 0.0)
-    monkeypatch.setattr("carme_runtime.petri.slurm_jobs._ON_ITS_WAY", 0.1)
+    monkeypatch.setattr("carme_runtime.petri.slurm_jobs._SUBMISSION_SECONDS", 0.1)
     net, x, _ = passed_on()
     with net.start(SlurmJobs(lambda: client(tmp_path / "site"), jobs=1), folder=tmp_path / "run") as run:
         run.put(x, 1)

@@ -51,8 +51,8 @@ def two_stages(memory: int = 1 << 30, **requested: object) -> Plan:
 
 
 def test_the_first_line_of_a_plan_is_that_of_every_plan() -> None:
-    made = replace(two_stages(), replicas=2)
-    check(block("large-models.md", r"\d+ stages x"), str(made).splitlines())
+    created = replace(two_stages(), replicas=2)
+    check(block("large-models.md", r"\d+ stages x"), str(created).splitlines())
 
 
 def test_the_plan_of_uneven_ranks_has_the_columns_that_are_printed() -> None:

@@ -20,8 +20,8 @@ def refuse(word: str) -> None:
 
 def test_what_is_not_a_number_becomes_null() -> None:
     assert json.loads(strict_json.dumps(VALUE, indent=1), parse_constant=refuse) == EXPECTED
-    made = strict_json.dumps([{1}], default=lambda one: [math.nan, *one])
-    assert json.loads(made, parse_constant=refuse) == [[None, 1]]
+    created = strict_json.dumps([{1}], default=lambda values: [math.nan, *values])
+    assert json.loads(created, parse_constant=refuse) == [[None, 1]]
     with pytest.raises(TypeError):
         strict_json.dumps([{1}])
 

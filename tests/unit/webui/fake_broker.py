@@ -431,8 +431,8 @@ class FakeBroker:
             patch.object(UnixAccount, "named", self._account),
             patch.object(server_module, "identify", _identify),
         ]
-        for one in self._patches:
-            one.start()
+        for patched in self._patches:
+            patched.start()
         self._server = Server(cast(Settings, _SiteOfNow()), cast(Broker, self))
         self._await(self._server.__aenter__())
         return self
@@ -440,8 +440,8 @@ class FakeBroker:
     def __exit__(self, *_: object) -> None:
         assert self._loop is not None
         self._await(self._server.__aexit__())
-        for one in self._patches:
-            one.stop()
+        for patched in self._patches:
+            patched.stop()
         self._await(self._finish())
         self._await(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -102,26 +102,26 @@ class MemorySlurm:
         """What is cancelled leaves the queue at once; a task that waits with others leaves these."""
         number, task = arrays.read_name(job) if "[" not in job else (int(job.partition("_")[0]), None)
         found = [
-            one
-            for one in list(self._queue.values())
-            if one.user == owner.name
-            and (one.has_task(number, task) if task is not None else number in (one.array_id, one.id))
+            item
+            for item in list(self._queue.values())
+            if item.user == owner.name
+            and (item.has_task(number, task) if task is not None else number in (item.array_id, item.id))
         ]
         if not found:
             raise NotFound("Slurm does not know this job (any more).")
-        for one in found:
-            rest = [other for other in arrays.numbers(one.tasks) if other != task] if one.tasks else []
+        for item in found:
+            rest = [other for other in arrays.numbers(item.tasks) if other != task] if item.tasks else []
             if task is not None and rest:
-                tasks = arrays.limited(arrays.listed(rest), one.tasks)
-                self._queue[one.id] = one.model_copy(update={"tasks": tasks})
+                tasks = arrays.limited(arrays.listed(rest), item.tasks)
+                self._queue[item.id] = item.model_copy(update={"tasks": tasks})
                 continue
-            del self._queue[one.id]
+            del self._queue[item.id]
             over = {"state": JobState.CANCELLED, "ended": datetime.now(UTC)}
-            self.archive[one.id] = one.model_copy(update=over)
+            self.archive[item.id] = item.model_copy(update=over)
 
     async def set_limit(self, job: str, minutes: int) -> None:
         """A job that runs gets another time limit, however long it has run."""
-        found = next((one for one in self._queue.values() if one.slurm_name == job), None)
+        found = next((item for item in self._queue.values() if item.slurm_name == job), None)
         if found is None:
             raise NotFound("Slurm does not know this job (any more).")
         self._queue[found.id] = found.model_copy(update={"minutes_limit": minutes})

@@ -45,7 +45,7 @@ def limited(broker: FakeBroker, rules: Any) -> FakeBroker:
 
 def test_only_nodes_that_take_my_jobs_can_be_booked(limited: FakeBroker, program: Program) -> None:
     kinds = program.ask("get", "bookings/kinds").json()
-    assert sorted(one["partition"] for one in kinds) == ["mine", "open"]
+    assert sorted(kind["partition"] for kind in kinds) == ["mine", "open"]
     start = (timezone.now() + timedelta(days=1)).replace(microsecond=0).isoformat()
     proposed = {"partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "start": start, "minutes": 60}
     answer = program.ask("post", "bookings", proposed)
@@ -114,9 +114,9 @@ def test_programs_learn_accounts_and_hidden_partitions_of_their_user(
     limited: FakeBroker, program: Program
 ) -> None:
     known = program.ask("get", "profile").json()["associations"]
-    assert [(one["account"], one["stopped"]) for one in known] == [("root", True), ("physics", False)]
+    assert [(entry["account"], entry["stopped"]) for entry in known] == [("root", True), ("physics", False)]
     shown = program.ask("get", "cluster").json()["partitions"]
-    assert [one["name"] for one in shown] == ["gpu", "open", "mine"]
+    assert [partition["name"] for partition in shown] == ["gpu", "open", "mine"]
     job = {"command": ["a"], "partition": "open", "account": "physics", "qos": "normal", "minutes": 5}
     assert program.ask("post", "jobs", job).status_code == 201
     (sent,) = limited.requests_of("submit")

@@ -207,7 +207,7 @@ def test_the_overview_shows_use_queue_failures_and_services(
     (chart,) = BeautifulSoup(page, "html.parser")("carme-chart")
     spec = json.loads(str(chart["data-chart"]))
     assert (spec["labels"], spec["unit"]) == (["cpu", "gpu"], "min")
-    assert [(one["name"], [round(value) for value in one["values"]]) for one in spec["series"]] == [
+    assert [(series["name"], [round(value) for value in series["values"]]) for series in spec["series"]] == [
         ("median", [9, 60]), ("longest", [9, 120]),
     ]  # fmt: skip
     assert "The image is missing." in page and '/admin/jobs/9/">9</a>' in page
@@ -315,7 +315,7 @@ def test_a_user_is_sent_a_message(root: Browser, browser: Browser, alice: User, 
     page = "/admin/users/at/alice/"
     root.send(page, page, do="message", message="  Please use <b>\n/scratch. ")
     notice = Notice.objects.get(user=alice)
-    assert notice.text == "A message of an administrator: Please use <b> /scratch."
+    assert notice.text == "Message from an administrator: Please use <b> /scratch."
     assert "Please use &lt;b&gt; /scratch." in text(browser.get("/profile/"))
     assert AuditEntry.objects.get().text == "sent alice a message: Please use <b> /scratch."
     root.send(page, page, do="message", message=" ")

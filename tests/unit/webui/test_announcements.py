@@ -121,9 +121,9 @@ def test_bookings_in_its_time_move_or_are_reported_and_later_ones_are_refused(
     reconcile(site_broker())
     first.refresh_from_db()
     assert first.node_names == ["n2"] and not first.problem
-    reported = [one.text for one in Notice.objects.filter(user=alice)]
-    assert any("concerns your booking" in one for one in reported)
-    assert any("is now on n2, because of maintenance" in one for one in reported)
+    reported = [notice.text for notice in Notice.objects.filter(user=alice)]
+    assert any("concerns your booking" in text for text in reported)
+    assert any("is now on n2, because of maintenance" in text for text in reported)
     # Nowhere to go: it keeps its nodes, and its owner knows.
     second = make(bob, 60, 180, node_names=["n1"])
     reconcile(site_broker())
@@ -245,7 +245,7 @@ def test_programs_read_both(alice: User, program: Program, broker: FakeBroker) -
     News.objects.create(title="New GPUs")
     [reported] = program.ask("get", "maintenance").json()
     assert (reported["name"], reported["title"], reported["node_names"]) == (row.name, "New cables", ["n1"])
-    assert [one["title"] for one in program.ask("get", "news").json()] == ["New GPUs"]
+    assert [entry["title"] for entry in program.ask("get", "news").json()] == ["New GPUs"]
 
 
 def test_pages_ask_no_more_with_more_of_them(root: Browser, broker: FakeBroker, alice: User) -> None:
@@ -274,12 +274,14 @@ def test_the_queue_of_approvals(
     broker: FakeBroker,
     rules,
 ) -> None:
-    one, two = (make(alice, 60 + n, 180, state=BookingState.REQUESTED, node_names=[f"n{n}"]) for n in (1, 2))
+    first, two = (
+        make(alice, 60 + n, 180, state=BookingState.REQUESTED, node_names=[f"n{n}"]) for n in (1, 2)
+    )
     page = "/admin/approvals/"
     assert browser.get(page).status_code == 404
     assert text(root.get(page)).count('value="approve"') == 2
     sent = root.send(
-        page, f"/bookings/{one.name}/decide/", answer="deny", back="queue", reason="100 % are in use <b>"
+        page, f"/bookings/{first.name}/decide/", answer="deny", back="queue", reason="100 % are in use <b>"
     )
     assert sent["Location"] == page
     root.send(page, f"/bookings/{two.name}/decide/", answer="approve", back="queue")
@@ -287,4 +289,4 @@ def test_the_queue_of_approvals(
     assert {row.state for row in Booking.objects.all()} == {BookingState.ENDED, BookingState.APPROVED}
     words = [notice.text for notice in Notice.objects.filter(user=alice, kind=Kind.BOOKING_DECIDED)]
     assert words[1].endswith("is refused. 100 % are in use <b>") and words[0].endswith("is approved.")
-    assert bookings.check_budget(None, one.proposed) is None
+    assert bookings.check_budget(None, first.proposed) is None

@@ -158,7 +158,7 @@ def test_who_asks_too_often_waits(settings: Any, program: Program, bob: User) ->
     settings.SITE = settings.SITE.model_copy(update={"portal": portal})
     answers = [program.ask("get", "profile") for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
-    assert "Ask again in" in problem(answers[-1], 429)["detail"]
+    assert "Try again in" in problem(answers[-1], 429)["detail"]
     assert 0 < int(answers[-1]["Retry-After"]) <= 61
     assert program_of(bob).ask("get", "profile").status_code == 200, "others are not kept waiting"
     guesses = [Program("carme_guess").ask("get", "profile").status_code for _ in range(4)]
@@ -405,10 +405,10 @@ def test_a_booking_from_the_free_times_to_its_deletion(
     assert kind["gpu_type"] == "a100"
     slots = program.ask("get", "bookings/slots", **proposed()).json()
     assert slots
-    made = program.ask("post", "bookings", proposed(start=slots[0]["start"], title="mine"))
-    assert made.status_code == 201, made.content
-    name = made.json()["name"]
-    assert name in broker.reservations and made.json()["reserved"]
+    response = program.ask("post", "bookings", proposed(start=slots[0]["start"], title="mine"))
+    assert response.status_code == 201, response.content
+    name = response.json()["name"]
+    assert name in broker.reservations and response.json()["reserved"]
     taken = problem(program.ask("post", "bookings", proposed(start=slots[0]["start"])), 422)
     assert taken["field"]
     longer = program.ask("patch", f"bookings/{name}", {"minutes": 90})

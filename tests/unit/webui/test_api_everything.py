@@ -72,15 +72,15 @@ def send(program: Program, path: Path, data: bytes, **query: Any) -> Any:
 
 def test_files_are_sent_in_parts_listed_renamed_fetched_and_deleted(program: Program, home: Path) -> None:
     path = home / "new & old.bin"
-    made = program.ask("post", at("files/folders", home), {"name": "data"})
-    assert (made.status_code, made.json()["path"]) == (201, f"{home}/data")
+    response = program.ask("post", at("files/folders", home), {"name": "data"})
+    assert (response.status_code, response.json()["path"]) == (201, f"{home}/data")
     assert send(program, path, b"abc", size=5).json() == {"offset": 3, "done": False, "exists": False}
     assert program.ask("get", at("files/upload", path, id=UPLOAD)).json()["offset"] == 3
     assert "3 bytes have arrived" in problem(send(program, path, b"e", size=5, offset=4), 409)["detail"]
     assert send(program, path, b"de", size=5, offset=3).json()["done"]
     assert "already" in problem(send(program, path, b"x"), 409)["detail"]
     listing = program.ask("get", "files").json()
-    assert [(one["name"], one["kind"]) for one in listing["entries"]] == [
+    assert [(entry["name"], entry["kind"]) for entry in listing["entries"]] == [
         ("data", "folder"),
         (path.name, "file"),
     ]
@@ -94,7 +94,7 @@ def test_files_are_sent_in_parts_listed_renamed_fetched_and_deleted(program: Pro
     renamed = program.ask("patch", at("files", path), {"name": "kept"})
     assert renamed.json()["path"] == f"{home}/kept" and (home / "kept").exists()
     assert program.ask("delete", at("files", home / "data")).status_code == 204
-    assert [one.name for one in home.iterdir()] == ["kept"]
+    assert [file.name for file in home.iterdir()] == ["kept"]
     assert program.ask("get", "files/places").json() == [{"name": "Home", "path": str(home)}]
     assert program.ask("get", "files/room").json()[0]["free"] > 0
 
@@ -126,7 +126,7 @@ def test_a_new_name_is_one_name(program: Program, home: Path, name: str) -> None
     (home / "x").write_text("")
     assert problem(program.ask("patch", at("files", home / "x"), {"name": name}), 422)["field"] == "name"
     problem(program.ask("post", at("files/folders", home), {"name": name}), 422)
-    assert [one.name for one in home.iterdir()] == ["x"]
+    assert [file.name for file in home.iterdir()] == ["x"]
 
 
 def test_what_is_missing_or_closed_is_reported(program: Program, home: Path) -> None:
@@ -152,18 +152,19 @@ def test_reading_files_and_changing_them_are_two_scopes(alice: User, home: Path)
 
 
 def test_presets_are_those_of_the_page(program: Program, browser: Browser, broker: FakeBroker) -> None:
-    made = program.ask("post", "presets", {"name": "mine", "options": OPTIONS | {"gpus_per_node": 1}})
-    assert made.status_code == 201 and "gpus_per_node=1" in made.json()["link"]
+    response = program.ask("post", "presets", {"name": "mine", "options": OPTIONS | {"gpus_per_node": 1}})
+    assert response.status_code == 201 and "gpus_per_node=1" in response.json()["link"]
     assert "mine" in browser.get("/").content.decode()
     again = program.ask("post", "presets", {"name": "mine", "options": OPTIONS})
     assert (
-        again.json()["number"] == made.json()["number"] and Preset.objects.get().options["gpus_per_node"] == 0
+        again.json()["number"] == response.json()["number"]
+        and Preset.objects.get().options["gpus_per_node"] == 0
     )
-    assert [one["name"] for one in program.ask("get", "presets").json()] == ["mine"]
+    assert [entry["name"] for entry in program.ask("get", "presets").json()] == ["mine"]
     wrong = program.ask("post", "presets", {"name": "x", "options": OPTIONS | {"nodes": 9}})
     assert problem(wrong, 422)["field"] == "nodes"
-    assert program.ask("delete", f"presets/{made.json()['number']}").status_code == 204
-    problem(program.ask("delete", f"presets/{made.json()['number']}"), 404)
+    assert program.ask("delete", f"presets/{response.json()['number']}").status_code == 204
+    problem(program.ask("delete", f"presets/{response.json()['number']}"), 404)
 
 
 def test_presets_have_a_number_and_are_their_owners(program: Program, bob: User, broker: FakeBroker) -> None:
@@ -182,13 +183,13 @@ def test_notices_are_read_and_chosen(program: Program, alice: User, bob: User) -
     notify(alice, "second")
     notify(bob, "not hers")
     reported = program.ask("get", "notices", unread="true").json()["items"]
-    assert [one["text"] for one in reported] == ["second", "first"]
+    assert [notice["text"] for notice in reported] == ["second", "first"]
     assert reported[1]["link"] == "https://carme.example:8443/jobs/7/"
     assert program.ask("post", "notices/read").status_code == 204
     assert program.ask("get", "notices", unread="true").json()["items"] == []
     assert len(program.ask("get", "notices").json()["items"]) == 2
     assert Notice.objects.get(user=bob).read is None
-    kinds = {one["kind"]: one for one in program.ask("get", "notices/kinds").json()}
+    kinds = {entry["kind"]: entry for entry in program.ask("get", "notices/kinds").json()}
     assert "approval" not in kinds and kinds["job-over"]["page"] is False
     chosen = program.ask("put", "notices/kinds/job-over", {"page": True, "mail": False}).json()
     assert (chosen["page"], chosen["mail"]) == (True, False)
@@ -206,8 +207,10 @@ def test_notices_are_read_and_chosen(program: Program, alice: User, bob: User) -
 def test_a_project_from_its_making_to_its_end(
     root: Program, program: Program, bob: User, broker: FakeBroker
 ) -> None:
-    made = root.ask("post", "projects", {"name": "vision", "title": "Computer  vision", "manager": "alice"})
-    assert made.status_code == 201 and made.json()["managers"] == ["alice"]
+    response = root.ask(
+        "post", "projects", {"name": "vision", "title": "Computer  vision", "manager": "alice"}
+    )
+    assert response.status_code == 201 and response.json()["managers"] == ["alice"]
     limits = root.ask(
         "patch", "projects/vision", {"gpus": 2, "partitions": ["gpu"], "gpu_types": {"a100": 1}}
     )
@@ -292,7 +295,7 @@ def test_administration_is_for_administrators_with_a_token_for_it(
     plain = program_of(admin, "jobs", "sessions", "bookings", "projects", "profile", "files", "files-read")
     assert "'admin'" in problem(plain.ask(method, path, sent), 403)["detail"]
     problem(Program("").ask(method, path, sent), 401)
-    assert not [one for one in broker.requests if one.method not in ("cluster", "jobs")]
+    assert not [request for request in broker.requests if request.method not in ("cluster", "jobs")]
     assert User.objects.get(username="bob").is_active and not AuditEntry.objects.exists()
 
 
@@ -306,16 +309,18 @@ def test_only_administrators_are_offered_the_scope(browser: Browser, alice: User
 def test_users_are_added_notified_and_disabled(
     root: Program, admin: User, bob: User, vision: Project, broker: FakeBroker
 ) -> None:
-    made = root.ask("post", "admin/users", {"name": "eve", "email": "eve@example.org", "project": "vision"})
-    assert made.status_code == 201 and len(made.json()["password"]) >= 12
-    assert made.json()["user"]["projects"] == ["vision"] and made.json()["done"]
-    assert made.json()["password"] not in str(list(LogEntry.objects.values()))
+    response = root.ask(
+        "post", "admin/users", {"name": "eve", "email": "eve@example.org", "project": "vision"}
+    )
+    assert response.status_code == 201 and len(response.json()["password"]) >= 12
+    assert response.json()["user"]["projects"] == ["vision"] and response.json()["done"]
+    assert response.json()["password"] not in str(list(LogEntry.objects.values()))
     assert root.ask("post", "admin/users", {"name": "eve"}).json()["password"] == ""
     assert problem(root.ask("post", "admin/users", {"name": "Eve!"}), 422)["field"] == "name"
     assert (
         problem(root.ask("post", "admin/users", {"name": "z", "project": "none"}), 422)["field"] == "project"
     )
-    assert [one["name"] for one in root.ask("get", "admin/users", q="ev").json()["items"]] == ["eve"]
+    assert [entry["name"] for entry in root.ask("get", "admin/users", q="ev").json()["items"]] == ["eve"]
     token = program_of(bob)
     assert root.ask("patch", "admin/users/bob", {"active": False}).json()["active"] is False
     problem(token.ask("get", "profile"), 401)
@@ -327,12 +332,12 @@ def test_users_are_added_notified_and_disabled(
 
 
 def test_nodes_are_drained_with_a_reason(root: Program, broker: FakeBroker) -> None:
-    assert [one["name"] for one in root.ask("get", "admin/nodes").json()] == ["n1", "n2", "n3"]
+    assert [entry["name"] for entry in root.ask("get", "admin/nodes").json()] == ["n1", "n2", "n3"]
     assert root.ask("put", "admin/nodes/n1/drain", {"reason": "fan  broken"}).status_code == 204
     assert root.ask("delete", "admin/nodes/n1/drain").status_code == 204
     drained, resumed = broker.requests_of("node")
     assert (drained.drain, drained.reason, resumed.drain) == (True, "fan broken (root1)", False)
-    assert [one.text for one in AuditEntry.objects.all()] == [
+    assert [row.text for row in AuditEntry.objects.all()] == [
         "drained the node n1: fan broken",
         "resumed the node n1",
     ]
@@ -345,10 +350,10 @@ def test_any_job_is_stopped_and_its_owner_notified(root: Program, bob: User, bro
     for number in range(1, 6):
         broker.put(make_job(number, user="bob" if number % 2 else "eve", state="RUNNING"))
     first = root.ask("get", "admin/jobs", limit=2).json()
-    assert [one["id"] for one in first["items"]] == [5, 4] and first["items"][0]["user"] == "bob"
+    assert [entry["id"] for entry in first["items"]] == [5, 4] and first["items"][0]["user"] == "bob"
     rest = root.ask("get", "admin/jobs", cursor=first["next"]).json()
-    assert [one["id"] for one in rest["items"]] == [3, 2, 1] and rest["next"] is None
-    assert [one["id"] for one in root.ask("get", "admin/jobs", q="eve").json()["items"]] == [4, 2]
+    assert [entry["id"] for entry in rest["items"]] == [3, 2, 1] and rest["next"] is None
+    assert [entry["id"] for entry in root.ask("get", "admin/jobs", q="eve").json()["items"]] == [4, 2]
     stopped = root.ask("post", "admin/jobs/3/stop", {"message": "It filled  the disk."})
     assert (stopped.status_code, stopped.json()["user"]) == (200, "bob")
     assert Notice.objects.get(user=bob).text.endswith("It filled the disk.")
@@ -364,11 +369,11 @@ def test_the_record_is_searched(root: Program, admin: User, vision: Project) -> 
     assert root.ask("get", "admin/record", since=tomorrow).json()["items"] == []
     assert root.ask("get", "admin/record", who="nobody").json()["items"] == []
     of_projects = root.ask("get", "admin/record", kind="project").json()["items"]
-    assert change in of_projects and {one["kind"] for one in of_projects} == {"project"}
+    assert change in of_projects and {project["kind"] for project in of_projects} == {"project"}
     assert root.ask("get", "admin/record", kind="own image").json()["items"] == []
     User.objects.filter(pk=admin.pk).update(language="de")
     in_german = root.ask("get", "admin/record", kind="user").json()["items"]
-    assert in_german and {one["kind"] for one in in_german} == {"user"}
+    assert in_german and {change["kind"] for change in in_german} == {"user"}
     User.objects.filter(pk=admin.pk).update(language="")
     unknown = problem(root.ask("get", "admin/record", kind="Benutzer"), 422)
     assert unknown["field"] == "kind" and "own image, project and user" in unknown["detail"]
@@ -395,13 +400,13 @@ def test_bookings_are_approved_where_they_wait(
 def test_news_and_maintenance_are_written_changed_and_taken_back(
     root: Program, program: Program, broker: FakeBroker
 ) -> None:
-    made = root.ask(
+    created = root.ask(
         "post", "news", {"title": "New  nodes", "text": "Two\nlines", "until": "2099-01-01"}
     ).json()
     assert program.ask("get", "news").json()[0]["title"] == "New nodes"
-    assert root.ask("put", f"news/{made['number']}", {"title": "More"}).json()["until"] is None
+    assert root.ask("put", f"news/{created['number']}", {"title": "More"}).json()["until"] is None
     assert len(program.ask("get", "news/all").json()["items"]) == 1
-    assert root.ask("delete", f"news/{made['number']}").status_code == 204 and not News.objects.exists()
+    assert root.ask("delete", f"news/{created['number']}").status_code == 204 and not News.objects.exists()
     start = timezone.now() + timedelta(days=1)
     times = {"start": start.isoformat(), "end": (start + timedelta(hours=2)).isoformat()}
     plan = root.ask("post", "maintenance", {"title": "Cooling", "nodes": ["n1"], **times})
@@ -409,7 +414,7 @@ def test_news_and_maintenance_are_written_changed_and_taken_back(
     name = plan.json()["name"]
     changed = root.ask("patch", f"maintenance/{name}", {"nodes": [], "title": "All"}).json()
     assert (changed["title"], changed["node_names"]) == ("All", ["n1", "n2", "n3"])
-    assert [one["name"] for one in program.ask("get", "maintenance").json()] == [name]
+    assert [entry["name"] for entry in program.ask("get", "maintenance").json()] == [name]
     wrong = root.ask("patch", f"maintenance/{name}", {"end": times["start"]})
     assert "must end after" in problem(wrong, 422)["detail"]
     strange = root.ask("post", "maintenance", {"title": "x", "nodes": ["n9"], **times})
@@ -452,8 +457,8 @@ def test_questions_to_the_database_do_not_grow_with_rows(
     def add(number: int) -> None:
         user = User.objects.create_user(f"user{number}")
         project = Project.objects.create(name=f"project{number}", title="x")
-        for one in (user, admin):
-            project.memberships.create(user=one)
+        for member in (user, admin):
+            project.memberships.create(user=member)
         project.invitations.create(user=User.objects.create_user(f"guest{number}"))
         times = {"start": timezone.now() + timedelta(hours=1), "end": timezone.now() + timedelta(hours=2)}
         Booking.objects.create(

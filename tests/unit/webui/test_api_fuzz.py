@@ -131,7 +131,7 @@ def requests() -> list[tuple[Any, dict[str, int]]]:
 
     Every role sends the same ones: making them takes longer than sending them.
     """
-    made: list[tuple[Any, dict[str, int]]] = []
+    created: list[tuple[Any, dict[str, int]]] = []
     for operation in operations():
 
         @hypothesis.settings(
@@ -152,10 +152,10 @@ def requests() -> list[tuple[Any, dict[str, int]]]:
         def make(case: Any, about: Any) -> None:
             names = [name for name in case.path_parameters or {} if name in (*HERS, "number")]
             places = {name: about.draw(st.none() | st.integers(0, 3)) for name in sorted(names)}
-            made.append((case, {name: place for name, place in places.items() if place is not None}))
+            created.append((case, {name: place for name, place in places.items() if place is not None}))
 
         make()
-    return made
+    return created
 
 
 def about_her(case: Any, places: dict[str, int]) -> Any:
@@ -183,8 +183,8 @@ def test_nothing_fails_and_nothing_leaks(role: str, carol: User, broker: FakeBro
     before, sent_before = hers(carol), len(broker.requests)
     answered: set[int] = set()
 
-    for made, places in requests():
-        case = about_her(made, places)
+    for value, places in requests():
+        case = about_her(value, places)
         with transaction.atomic():  # whatever it did is undone, so that the next one meets the same
             with changing() as statements:
                 answer = case.call(headers=headers)

@@ -45,7 +45,7 @@ def test_the_share_of_each_day_that_is_booked_is_shown_by_whose_it_is(
     spec = json.loads(str(page.find("carme-chart")["data-chart"]))  # type: ignore[index]
     whole = (tomorrow(0) + timedelta(days=1) - start) / timedelta(hours=1) * 8
     booked = {"mine": whole / 2, "shared with me": 6, "others": 24 + 4, "maintenance": 48}
-    shown = {one["name"]: one["values"] for one in spec["series"]}
+    shown = {series["name"]: series["values"] for series in spec["series"]}
     assert shown == {name: [round(100 * used / whole, 1)] for name, used in booked.items()}
     assert sum(values[0] for values in shown.values()) <= 100
     assert spec["line"] == {"name": "may be booked at once", "value": 50.0} and spec["most"] == 100

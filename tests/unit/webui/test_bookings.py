@@ -70,21 +70,21 @@ def test_a_booking_becomes_a_reservation(
     browser: Browser, alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     answer = book(browser, title="  Thesis   run ", users="bob, alice")
-    made = Booking.objects.get()
-    assert answer.status_code == 302 and answer["Location"] == made.get_absolute_url()
-    assert (made.state, made.title, made.users, made.node_names) == (
+    booking = Booking.objects.get()
+    assert answer.status_code == 302 and answer["Location"] == booking.get_absolute_url()
+    assert (booking.state, booking.title, booking.users, booking.node_names) == (
         "approved",
         "Thesis run",
         ["bob"],
         ["n1"],
     )
-    assert (made.start, made.minutes, made.gpu_hours) == (tomorrow(), 120, 8)
-    saved = broker.reservations[made.name]
+    assert (booking.start, booking.minutes, booking.gpu_hours) == (tomorrow(), 120, 8)
+    saved = broker.reservations[booking.name]
     assert (saved.start, saved.end, saved.node_names, saved.users) == (
-        made.start, made.end, ["n1"], ["alice", "bob"],
+        booking.start, booking.end, ["n1"], ["alice", "bob"],
     )  # fmt: skip
-    assert made.reserved and not made.problem
-    page = browser.get(made.get_absolute_url()).content.decode()
+    assert booking.reserved and not booking.problem
+    page = browser.get(booking.get_absolute_url()).content.decode()
     assert "Thesis run" in page and "alice, bob" in page
 
 
@@ -92,7 +92,10 @@ def test_a_second_booking_gets_another_node_and_a_third_one_the_nearest_times(
     browser: Browser, other: Browser, broker: FakeBroker, rules
 ) -> None:
     assert book(browser).status_code == book(other).status_code == 302
-    assert {name for one in broker.reservations.values() for name in one.node_names} == {"n1", "n2"}
+    assert {name for reservation in broker.reservations.values() for name in reservation.node_names} == {
+        "n1",
+        "n2",
+    }
     answer = book(other, hour=11)
     page = answer.content.decode()
     assert answer.status_code == 422 and Booking.objects.count() == 2
@@ -151,8 +154,10 @@ def test_the_number_at_a_time_is_limited(browser: Browser, broker: FakeBroker, r
 
 def test_what_was_given_back_is_credited(browser: Browser, alice: User, broker: FakeBroker, rules) -> None:
     rules(gpu_hours=10)
-    made = make(alice, -120, 120, state=BookingState.ENDED, cause=Cause.UNUSED)
-    Booking.objects.filter(pk=made.pk).update(ended=made.start + timedelta(minutes=30))  # 2 of 16 GPU-hours
+    created = make(alice, -120, 120, state=BookingState.ENDED, cause=Cause.UNUSED)
+    Booking.objects.filter(pk=created.pk).update(
+        ended=created.start + timedelta(minutes=30)
+    )  # 2 of 16 GPU-hours
     assert book(browser).status_code == 302
     answer = book(browser, hour=15, length="30m")
     assert "costs 2 GPU-hours, but you have only" in answer.content.decode()
@@ -171,9 +176,9 @@ def test_while_slurm_is_away_a_booking_is_made_and_reserved_later(
 ) -> None:
     broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
     assert book(browser).status_code == 302
-    made = Booking.objects.get()
-    assert made.reserved is None and "Slurm does not answer." in made.problem
-    assert "the portal keeps trying" in browser.get(made.get_absolute_url()).content.decode()
+    booking = Booking.objects.get()
+    assert booking.reserved is None and "Slurm does not answer." in booking.problem
+    assert "the portal keeps trying" in browser.get(booking.get_absolute_url()).content.decode()
 
 
 def test_without_the_broker_nothing_can_be_booked_and_the_page_says_so(
@@ -212,39 +217,39 @@ def test_the_form_is_filled_in_by_a_link(browser: Browser, broker: FakeBroker, r
 def test_a_booking_can_be_moved_and_keeps_its_node(
     browser: Browser, alice: User, broker: FakeBroker, rules
 ) -> None:
-    made = make(alice, node_names=["n2"])
-    answer = browser.send("/bookings/", f"{made.get_absolute_url()}change/", **fields(12, length="1h"))
+    created = make(alice, node_names=["n2"])
+    answer = browser.send("/bookings/", f"{created.get_absolute_url()}change/", **fields(12, length="1h"))
     assert answer.status_code == 302
-    made.refresh_from_db()
-    assert (made.start, made.minutes, made.node_names) == (tomorrow(12), 60, ["n2"])
-    assert broker.reservations[made.name].start == made.start
+    created.refresh_from_db()
+    assert (created.start, created.minutes, created.node_names) == (tomorrow(12), 60, ["n2"])
+    assert broker.reservations[created.name].start == created.start
 
 
 def test_a_change_that_slurm_refuses_changes_nothing(
     browser: Browser, alice: User, broker: FakeBroker, rules
 ) -> None:
-    made = make(alice)
+    created = make(alice)
     broker.refusal = SlurmError("Other jobs have these nodes.", "Choose another time.", field="start")
-    answer = browser.send("/bookings/", f"{made.get_absolute_url()}change/", **fields(12))
+    answer = browser.send("/bookings/", f"{created.get_absolute_url()}change/", **fields(12))
     assert answer.status_code == 422
     now = Booking.objects.get()
-    assert (now.start, now.end, now.problem) == (made.start, made.end, "")
+    assert (now.start, now.end, now.problem) == (created.start, created.end, "")
 
 
 def test_a_booking_that_has_begun_can_only_change_its_end(
     browser: Browser, alice: User, broker: FakeBroker, rules
 ) -> None:
-    made = make(alice, -30, 90, state=BookingState.ACTIVE)
-    address = f"{made.get_absolute_url()}change/"
+    created = make(alice, -30, 90, state=BookingState.ACTIVE)
+    address = f"{created.get_absolute_url()}change/"
     assert "disabled" in browser.get(address).content.decode()
     assert browser.send("/bookings/", address, **fields(length="3h")).status_code == 302
-    made.refresh_from_db()
-    assert made.minutes == 180 and broker.reservations[made.name].end == made.end
+    created.refresh_from_db()
+    assert created.minutes == 180 and broker.reservations[created.name].end == created.end
     answer = browser.send("/bookings/", address, **fields(length="20m"))
     assert answer.status_code == 422 and "would be over already" in answer.content.decode()
-    proposed = made.proposed.model_copy(update={"start": made.start + timedelta(minutes=5)})
+    proposed = created.proposed.model_copy(update={"start": created.start + timedelta(minutes=5)})
     with pytest.raises(InvalidRequest, match="has begun, so its start cannot change") as refused:
-        services.change(made, proposed, settings.SITE, site_broker())
+        services.change(created, proposed, settings.SITE, site_broker())
     section = "/help/bookings/#change-shorten-delete"
     assert refused.value.help == section and f'href="{section}"' in explained(refused.value)
     with translation.override("de"):
@@ -253,35 +258,37 @@ def test_a_booking_that_has_begun_can_only_change_its_end(
 
 def test_deleting_gives_the_nodes_back(browser: Browser, alice: User, broker: FakeBroker, rules) -> None:
     book(browser)
-    made = Booking.objects.get()
-    address = f"{made.get_absolute_url()}delete/"
+    booking = Booking.objects.get()
+    address = f"{booking.get_absolute_url()}delete/"
     assert "Delete the booking" in browser.get(address).content.decode()
     browser.send("/bookings/", address)
-    made.refresh_from_db()
-    assert (made.state, made.cause, made.gpu_hours) == ("ended", "cancelled", 0)
+    booking.refresh_from_db()
+    assert (booking.state, booking.cause, booking.gpu_hours) == ("ended", "cancelled", 0)
     assert broker.reservations == {}
     browser.send("/bookings/", address)  # twice does no harm
-    assert browser.get(f"{made.get_absolute_url()}change/").status_code == 302
+    assert browser.get(f"{booking.get_absolute_url()}change/").status_code == 302
 
 
 def test_others_can_neither_see_nor_change_a_booking(
     browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules
 ) -> None:
-    made = make(alice, title="Secret plan")
+    created = make(alice, title="Secret plan")
     for path in ("", "change/", "delete/"):
-        assert other.get(f"{made.get_absolute_url()}{path}").status_code == 404
+        assert other.get(f"{created.get_absolute_url()}{path}").status_code == 404
     for path in ("change/", "delete/", "decide/"):
-        assert other.send("/bookings/", f"{made.get_absolute_url()}{path}", **fields()).status_code == 404
-    page = other.get("/bookings/", {"day": f"{made.start.astimezone(site_zone()):%Y-%m-%d}"}).content.decode()
-    assert "Booked" in page and "Secret plan" not in page and "alice" not in page and made.name not in page
+        assert other.send("/bookings/", f"{created.get_absolute_url()}{path}", **fields()).status_code == 404
+    page = other.get(
+        "/bookings/", {"day": f"{created.start.astimezone(site_zone()):%Y-%m-%d}"}
+    ).content.decode()
+    assert "Booked" in page and "Secret plan" not in page and "alice" not in page and created.name not in page
     Booking.objects.update(users=["bob"])
-    assert other.get(made.get_absolute_url()).status_code == 200
-    assert other.get(f"{made.get_absolute_url()}change/").status_code == 404
+    assert other.get(created.get_absolute_url()).status_code == 200
+    assert other.get(f"{created.get_absolute_url()}change/").status_code == 404
 
 
 def test_signing_in_is_needed_for_all_but_the_feed(anonymous: Browser, alice: User, rules) -> None:
-    made = make(alice)
-    for address in ("/bookings/", NEW, made.get_absolute_url()):
+    created = make(alice)
+    for address in ("/bookings/", NEW, created.get_absolute_url()):
         assert anonymous.get(address).status_code == 302
 
 
@@ -301,24 +308,24 @@ def test_a_large_booking_waits_for_a_manager(
 ) -> None:
     rules(approval_gpu_hours=7)
     book(browser)
-    made = Booking.objects.get()
-    assert made.state == BookingState.REQUESTED and broker.reservations == {}
-    decide = f"{made.get_absolute_url()}decide/"
+    booking = Booking.objects.get()
+    assert booking.state == BookingState.REQUESTED and broker.reservations == {}
+    decide = f"{booking.get_absolute_url()}decide/"
     assert browser.send("/bookings/", decide, answer="approve").status_code == 404
     assert "Waiting for approval" in manager.get("/bookings/").content.decode()
     manager.send("/bookings/", decide, answer="approve")
-    made.refresh_from_db()
-    assert made.state == BookingState.APPROVED and made.name in broker.reservations
+    booking.refresh_from_db()
+    assert booking.state == BookingState.APPROVED and booking.name in broker.reservations
     # To ask for more needs an approval again, and until then nothing is kept.
-    browser.send("/bookings/", f"{made.get_absolute_url()}change/", **fields(length="3h"))
-    made.refresh_from_db()
-    assert made.state == BookingState.REQUESTED and broker.reservations == {}
+    browser.send("/bookings/", f"{booking.get_absolute_url()}change/", **fields(length="3h"))
+    booking.refresh_from_db()
+    assert booking.state == BookingState.REQUESTED and broker.reservations == {}
     manager.send("/bookings/", decide, answer="deny")
-    made.refresh_from_db()
-    assert (made.state, made.cause) == ("ended", "denied")
+    booking.refresh_from_db()
+    assert (booking.state, booking.cause) == ("ended", "denied")
     manager.send("/bookings/", decide, answer="approve")
-    made.refresh_from_db()
-    assert made.state == BookingState.ENDED and broker.reservations == {}
+    booking.refresh_from_db()
+    assert booking.state == BookingState.ENDED and broker.reservations == {}
 
 
 def test_what_managers_book_needs_no_approval(manager: Browser, broker: FakeBroker, rules) -> None:
@@ -332,11 +339,11 @@ def test_what_slurm_refuses_is_not_approved(
 ) -> None:
     rules(approval_gpu_hours=7)
     book(browser)
-    made = Booking.objects.get()
+    booking = Booking.objects.get()
     broker.refusal = SlurmError("Other jobs have these nodes.", "Choose another time.")
-    manager.send("/bookings/", f"{made.get_absolute_url()}decide/", answer="approve")
-    made.refresh_from_db()
-    assert made.state == BookingState.REQUESTED
+    manager.send("/bookings/", f"{booking.get_absolute_url()}decide/", answer="approve")
+    booking.refresh_from_db()
+    assert booking.state == BookingState.REQUESTED
 
 
 # --- the calendar ----------------------------------------------------------------------------------------
@@ -362,17 +369,19 @@ def test_a_free_time_of_a_node_books_that_node(browser: Browser, broker: FakeBro
 def test_the_calendar_shows_what_is_whose(
     browser: Browser, alice: User, broker: FakeBroker, rules, view: str
 ) -> None:
-    made = make(alice, 60, 120, title="<b>Mine</b>")
+    created = make(alice, 60, 120, title="<b>Mine</b>")
     now = timezone.now()
     broker.reservations["maint"] = Reservation(
         name="maint", start=now, end=now + timedelta(days=8), node_names=["n2"], maintenance=True
     )
     broker.put(make_job(7, user="bob", node_list="n1", started=now, minutes_limit=30))
-    page = browser.get("/bookings/", {"view": view, "day": f"{made.start.astimezone(site_zone()):%Y-%m-%d}"})
+    page = browser.get(
+        "/bookings/", {"view": view, "day": f"{created.start.astimezone(site_zone()):%Y-%m-%d}"}
+    )
     text = page.content.decode()
     assert "&lt;b&gt;Mine&lt;/b&gt;" in text and "<b>Mine" not in text
     assert "Maintenance" in text and "Europe/Berlin" in text
-    assert made.get_absolute_url() in text
+    assert created.get_absolute_url() in text
 
 
 def test_free_cells_lead_to_the_form_and_the_past_does_not(
@@ -467,12 +476,12 @@ def test_a_session_starts_in_a_booking(
     from carme_webui.sessions.models import Session
 
     rules()
-    made = make(alice)
-    page = browser.get("/", {"booking": made.name}).content.decode()
-    assert f'value="{made.name}" selected' in page
+    created = make(alice)
+    page = browser.get("/", {"booking": created.name}).content.decode()
+    assert f'value="{created.name}" selected' in page
     assert re.search('name="hours" value="2"', page) and re.search('name="minutes" value="0"', page)
-    assert start(browser, reservation=made.name).status_code == 302
-    assert Session.objects.get().requested_options.reservation == made.name
+    assert start(browser, reservation=created.name).status_code == 302
+    assert Session.objects.get().requested_options.reservation == created.name
 
 
 @pytest.mark.parametrize(
@@ -487,19 +496,19 @@ def test_a_session_starts_in_a_booking(
 def test_a_session_must_fit_into_its_booking(
     browser: Browser, alice: User, broker: FakeBroker, rules, values: dict[str, Any], words: str
 ) -> None:
-    made = make(alice)
-    answer = start(browser, **({"reservation": made.name} | values))
+    created = make(alice)
+    answer = start(browser, **({"reservation": created.name} | values))
     assert answer.status_code == 422 and words in answer.content.decode()
 
 
 def test_nobody_starts_in_the_booking_of_somebody_else(
     browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
-    made = make(alice)
+    created = make(alice)
     make(bob)
-    answer = start(other, reservation=made.name)
+    answer = start(other, reservation=created.name)
     assert answer.status_code == 422 and "you may not use it" in answer.content.decode()
-    assert made.name not in other.get("/", {"booking": made.name}).content.decode()
+    assert created.name not in other.get("/", {"booking": created.name}).content.decode()
 
 
 # --- a session by itself, and handing over ---------------------------------------------------------------

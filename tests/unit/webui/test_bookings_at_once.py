@@ -44,4 +44,7 @@ def test_no_node_is_booked_twice_by_those_who_come_at_the_same_moment(broker: Fa
         thread.join()
     assert sorted(row.node_names for row in Booking.objects.all()) == [["n1"], ["n2"]]
     assert len(refused) == 4 and all("is free for the whole time" in words for words in refused)
-    assert {name for one in broker.reservations.values() for name in one.node_names} == {"n1", "n2"}
+    assert {name for reservation in broker.reservations.values() for name in reservation.node_names} == {
+        "n1",
+        "n2",
+    }

@@ -40,10 +40,10 @@ def test_columns_with_the_same_content_are_one_cell() -> None:
     item = Item("n1", start + timedelta(hours=7), start + timedelta(hours=13), "mine", "A")
     endless = Item("n2", start, None, "job", "B")
     nodes = [("n1", True), ("n2", False)]
-    one, two = lay_out(
+    first, two = lay_out(
         nodes, [item, endless], days, lambda node, available, slots: f"{node} {available} {len(slots)}"
     )
-    assert [(cell.span, len(cell.items), cell.free) for cell in one.cells] == [
+    assert [(cell.span, len(cell.items), cell.free) for cell in first.cells] == [
         (1, 0, "n1 True 1"), (2, 1, ""), (1, 0, "n1 True 1"),
     ]  # fmt: skip
     assert [(cell.span, cell.items) for cell in two.cells] == [(4, (endless,))]
@@ -51,12 +51,12 @@ def test_columns_with_the_same_content_are_one_cell() -> None:
 
 def test_running_jobs_are_found_by_node_and_by_user() -> None:
     started = timezone.now()
-    one, two = (
+    first, two = (
         RunningJob(id=number, user=user, node_list="", started=started, ends=None, reservation="")
         for number, user in ((1, "alice"), (2, "bob"))
     )
-    running = RunningJobs([(one, ["n1", "n2"]), (two, ["n2"])])
-    assert running.on_node("n2") == [one, two] and running.on_node("n1") == [one]
+    running = RunningJobs([(first, ["n1", "n2"]), (two, ["n2"])])
+    assert running.on_node("n2") == [first, two] and running.on_node("n1") == [first]
     assert running.of_user("bob") == [(two, ["n2"])]
     assert running.on_node("n9") == running.of_user("carol") == []
     assert running.on_node("n2") is running.on_node("n2"), "it is found once for all pages"
@@ -65,17 +65,17 @@ def test_running_jobs_are_found_by_node_and_by_user() -> None:
 def test_reservations_that_are_no_bookings_are_distinguished() -> None:
     now = timezone.now()
     found = [Reservation(name=name, start=now, end=now) for name in ("carme-0123456789ab", "course")]
-    assert [one.name for one in Reservations(found).of_others] == ["course"]
+    assert [reservation.name for reservation in Reservations(found).of_others] == ["course"]
     assert Reservations(found) == found and Reservations().of_others == []
 
 
 def test_a_table_is_made_anew_for_other_jobs_or_reservations_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[object] = []
+    created: list[object] = []
     monkeypatch.setattr(table, "SECONDS", 3600.0)
     monkeypatch.setattr(table.notifier, "bookings_version", lambda: "1")
-    monkeypatch.setattr(table, "_make", lambda *given: made.append(given) or len(made))
+    monkeypatch.setattr(table, "_make", lambda *given: created.append(given) or len(created))
     zone, nodes = site_zone(), [("n1", True)]
     now = timezone.now()
     shown = table.Shown.at(now, "week", now.date(), "gpu:a100:4", zone)

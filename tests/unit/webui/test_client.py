@@ -73,7 +73,9 @@ def test_a_function_that_dies_after_much_output_shows_its_end_at_once(
         job.result()
     assert len(str(caught.value)) < 20_000
     requested = broker.requests_of("log")
-    assert len(requested) == 5 and not any(one.offset < 1 << 25 for one in requested if one.tail is None)
+    assert len(requested) == 5 and not any(
+        request.offset < 1 << 25 for request in requested if request.tail is None
+    )
 
 
 def test_a_module_of_the_users_is_not_taken_for_the_librarys(
@@ -234,7 +236,7 @@ def test_tasks_of_a_command_are_cancelled_alone_or_together(client: carme.Client
     assert broker.wanted[again.id].array == "4" and again.task == 4
     tasks[1].cancel()
     tasks.cancel()
-    requested = [(one.job_id, one.task) for one in broker.requests_of("cancel")]
+    requested = [(request.job_id, request.task) for request in broker.requests_of("cancel")]
     assert requested == [(tasks.id, 2), (tasks.id, None)]
     with pytest.raises(InvalidRequest, match="gpus") as caught:
         client.submit(["true"], gpu=1)  # pyright: ignore[reportCallIssue]
@@ -336,12 +338,12 @@ def test_sessions_and_bookings(
         "torch", minutes=30, title="from a program", stage=["ram:/data/x"], results="/scratch/r"
     )
     options = session.info().options
-    assert [(one.source, one.target) for one in options.stage] == [("/data/x", "ram")]
+    assert [(data.source, data.target) for data in options.stage] == [("/data/x", "ram")]
     assert options.results == "/scratch/r"
     with pytest.raises(InvalidRequest, match="no dataset 'nothing'") as caught:
         client.sessions.start("torch", minutes=30, stage=["nothing"])
     assert caught.value.field == "stage"
-    assert [one.name for one in client.sessions.list()] == [session.name]
+    assert [listed.name for listed in client.sessions.list()] == [session.name]
     session.stop()
     assert session.state in ("stopping", "ended")
     (kind,) = client.bookings.kinds()
@@ -350,7 +352,7 @@ def test_sessions_and_bookings(
     slots = client.bookings.free_slots(start=start, **proposed)
     booking = client.bookings.create(start=slots[0].start, title="mine", **proposed)
     assert booking.change(minutes=90).minutes == 90
-    assert [one.name for one in client.bookings.usable()] == [booking.name]
+    assert [listed.name for listed in client.bookings.usable()] == [booking.name]
     planned = booking.start_session("torch", stage=["scratch:/data/x"], results="/home/alice/out")
     assert (planned.session_image, planned.stage[0].target) == ("torch", "scratch")
     with pytest.raises(InvalidRequest, match="no-such"):
@@ -382,10 +384,15 @@ def test_my_projects(client: carme.Client, settings: Any) -> None:
     Project.objects.create(name="secret", title="Not Alice's")
     Membership.objects.create(project=vision, user=alice, manager=True)
     Membership.objects.create(project=vision, user=bob)
-    (one,) = client.projects()
-    assert (one.name, one.account, one.gpus, one.gpu_hours) == ("vision", "carme-vision", 8, None)
-    assert one.manager and one.managers == ["alice"] and one.members == ["alice", "bob"]
-    assert (one.gpu_hours_used, one.gpu_hours_booked) == (2.5, 0)
+    (project,) = client.projects()
+    assert (project.name, project.account, project.gpus, project.gpu_hours) == (
+        "vision",
+        "carme-vision",
+        8,
+        None,
+    )
+    assert project.manager and project.managers == ["alice"] and project.members == ["alice", "bob"]
+    assert (project.gpu_hours_used, project.gpu_hours_booked) == (2.5, 0)
 
 
 def test_a_booking_with_its_session_and_data_by_command(
@@ -396,10 +403,10 @@ def test_a_booking_with_its_session_and_data_by_command(
     start = (datetime.now() + timedelta(hours=3)).isoformat(timespec="minutes")
     words = ["bookings", "create", "--partition", "gpu", "--gpu-type", "a100", "--gpus", "4", "--time", "1h"]
     words += ["--start", start, "--image", "torch", "--stage", "/data/x", "--stage", "/data/y"]
-    made = elsewhere(*words)
-    assert made["session_image"] == "torch" and [one["name"] for one in made["stage"]] == ["x", "y"]
-    assert elsewhere("bookings", "session", made["name"])["stage"] == []
-    assert elsewhere("bookings", "delete", made["name"])
+    created = elsewhere(*words)
+    assert created["session_image"] == "torch" and [data["name"] for data in created["stage"]] == ["x", "y"]
+    assert elsewhere("bookings", "session", created["name"])["stage"] == []
+    assert elsewhere("bookings", "delete", created["name"])
     wrong = [*words[:-4], "--image", "no-such"]
     capsys.readouterr()
     assert main(wrong) == 1 and "no-such" in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_more_time_and_more_processors(
     assert job.extend(30).minutes_limit == 90
     assert tasks[1].extend(45).minutes_limit == 105
     assert elsewhere("extend", str(job.id), "1h")["minutes_limit"] == 150
-    requested = [(one.job_id, one.minutes, one.user) for one in broker.requests_of("extend")]
+    requested = [(request.job_id, request.minutes, request.user) for request in broker.requests_of("extend")]
     assert requested == [(job.id, 30, "alice"), (99, 45, "alice"), (job.id, 60, "alice")]
     sizes = ["--cpus", "3", "--memory", "5000"]
     started = elsewhere("session", "start", "--image", "torch", "--time", "30", *sizes)
@@ -128,18 +128,18 @@ def test_images_are_built_listed_and_deleted_from_elsewhere(
 ) -> None:
     wanted = tmp_path / "requirements.txt"
     wanted.write_text("numpy\n")
-    made = elsewhere("images", "build", "mine", "--requirements", str(wanted), "--base", "torch")
-    assert (made["reference"], made["state"]) == ("mine@alice", "building")
-    assert json.loads(broker.wanted[made["job_id"]].files["image.json"])["text"] == "numpy\n"
+    created = elsewhere("images", "build", "mine", "--requirements", str(wanted), "--base", "torch")
+    assert (created["reference"], created["state"]) == ("mine@alice", "building")
+    assert json.loads(broker.wanted[created["job_id"]].files["image.json"])["text"] == "numpy\n"
     with pytest.raises(TimeoutError):
         client.images.get("mine").wait(timeout=0)
     left = {"digest": f"sha256:{'0' * 64}", "size": 1, "packages": {"numpy": "2"}}
-    broker.results[made["job_id"]] = json.dumps(left).encode()
-    job = broker.queue[made["job_id"]]
+    broker.results[created["job_id"]] = json.dumps(left).encode()
+    job = broker.queue[created["job_id"]]
     broker.put(job.model_copy(update={"state": JobState.COMPLETED, "ended": NOW, "exit_code": 0}))
     assert client.images.get("mine").wait(timeout=HANG).packages == {"numpy": "2"}
     listed = elsewhere("images", "list")
-    assert {"torch", "mine@alice"} <= {one["name"] for one in listed["usable"]}
+    assert {"torch", "mine@alice"} <= {image["name"] for image in listed["usable"]}
     assert client.submit(["true"], image="mine@alice").id
     broker.home.mkdir(exist_ok=True)
     file = Path(client.images.get("mine").info().file)

@@ -39,13 +39,15 @@ def test_a_file_goes_there_and_back(client: carme.Client, home: Path, tmp_path: 
         client.files.download(path, here)
     got = client.files.download(path, tmp_path / "back.bin")
     assert got.read_bytes() == here.read_bytes()
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["back.bin", here.name]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["back.bin", here.name]
     (entry,) = client.files.list().entries
     assert (entry.name, entry.size) == (here.name, 12_800_000)
     folder = client.files.make_folder(f"{home}/new")
     assert client.files.rename(folder, "newer") == f"{home}/newer"
     client.files.delete(f"{home}/newer")
-    assert [one.name for one in home.iterdir()] == [here.name] and client.files.places()[0].path == str(home)
+    assert [file.name for file in home.iterdir()] == [here.name] and client.files.places()[0].path == str(
+        home
+    )
     assert client.files.quotas()[0].free > 0
     with pytest.warns(DeprecationWarning, match=r"files\.quotas"):
         assert client.files.room()[0].path == client.files.quotas()[0].path
@@ -115,17 +117,17 @@ def test_what_cannot_be_read_or_found_is_reported(client: carme.Client, home: Pa
 def test_presets_and_notices(client: carme.Client, killed: Any) -> None:
     notify(User.objects.get(username="alice"), "hello")
     client.presets.save("small", image="torch", minutes=30)
-    assert [one.name for one in client.presets.list()] == ["small"]
+    assert [preset.name for preset in client.presets.list()] == ["small"]
     session = client.presets.start("small")
     assert session.info().options.minutes == 30
     client.presets.delete("small")
     with pytest.raises(NotFound, match="no preset 'small'"):
         client.presets.start("small")
-    assert [one.text for one in client.notices.list(unread=True)] == ["hello"]
+    assert [notice.text for notice in client.notices.list(unread=True)] == ["hello"]
     client.notices.read()
     assert client.notices.list(unread=True) == []
     assert client.notices.choose("job-over", page=True, mail=True).mail
-    assert {one.kind for one in client.notices.kinds()} >= {"job-over", "project"}
+    assert {kind.kind for kind in client.notices.kinds()} >= {"job-over", "project"}
 
 
 @pytest.mark.usefixtures("broker")
@@ -138,18 +140,18 @@ def test_projects_and_administration(client: carme.Client, live_server: Any) -> 
     with carme.Client(live_server.url, secret) as boss:
         assert boss.projects.create("vision", "Vision", "alice").managers == ["alice"]
         assert boss.projects.limit("vision", gpus=2, gpu_types={"a100": 1}).gpus == 2
-        assert [one.name for one in boss.admin.users("bo")] == ["bob"]
+        assert [user.name for user in boss.admin.users("bo")] == ["bob"]
         assert boss.admin.onboard("eve", project="vision").user.projects == ["vision"]
         with pytest.warns(DeprecationWarning, match=r"admin\.onboard"):
             assert boss.admin.take_in("eve").user.projects == ["vision"]
         assert not boss.admin.set_active("eve", False).active
         boss.admin.drain("n1", "fan")
         boss.admin.resume("n1")
-        assert [one.name for one in boss.admin.nodes()] == ["n1", "n2", "n3"]
+        assert [node.name for node in boss.admin.nodes()] == ["n1", "n2", "n3"]
         assert boss.admin.record("gpus", who="root1", limit=1)[0].what == "vision"
         assert boss.admin.policies() and boss.admin.approvals() == [] and boss.admin.jobs() == []
         number = boss.admin.publish("Hello").number
-        assert [one.title for one in boss.admin.news()] == ["Hello"]
+        assert [announcement.title for announcement in boss.admin.news()] == ["Hello"]
         boss.admin.delete_news(number)
         start = datetime.now(UTC) + timedelta(days=1)
         plan = boss.admin.plan_maintenance(
@@ -170,7 +172,9 @@ def test_projects_and_administration(client: carme.Client, live_server: Any) -> 
             boss.admin.take_second_factor("eve")
     assert client.projects.invite("vision", "bob").invited == ["bob"]
     assert client.projects.withdraw("vision", "bob").invited == []
-    assert [one.name for one in client.projects()] == ["vision"] and client.projects.invitations() == []
+    assert [project.name for project in client.projects()] == [
+        "vision"
+    ] and client.projects.invitations() == []
     with pytest.raises(NotFound):
         client.projects.limit("vision", gpus=99)
 

@@ -109,7 +109,7 @@ def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
         cells = [[str(cell.get_text()) for cell in row("td")] for row in table("tr")[1:]]
         assert [row[0] for row in cells] == ["In use", "May start", "Running at the latest"]
         assert [row[2:] for row in cells][2] == ["\N{EN DASH}"] * 2, "its end is not known"
-        (legend,) = (one for one in found(class_="legend") if "In use until" in one.get_text())
+        (legend,) = (element for element in found(class_="legend") if "In use until" in element.get_text())
         shown = [time["datetime"] for time in legend("time")]
         assert shown == [f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in (free, first, free)]
 

@@ -80,7 +80,7 @@ def test_an_upload_becomes_a_dataset_that_sessions_start_with(
 
     fields = {"name": "digits", "path": f"{home}/digits.tar.gz", "title": "--site", "licence": "CC0 <b>"}
     answer = browser.send(page, page, **fields)
-    (requested,) = [one for one in broker.requests if isinstance(one, protocol.Submit)]
+    (requested,) = [request for request in broker.requests if isinstance(request, protocol.Submit)]
     assert answer.status_code == 302 and requested.user == "alice" and requested.request.gpus_per_node == 0
     assert "has version" in run(requested.request, home)
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_entered(
         "/datasets/add/", "/datasets/add/", **{"name": "x", "path": "/home/x", "title": "", **fields}
     )
     assert answer.status_code == 422 and sentence in answer.content.decode()
-    assert not [one for one in broker.requests if isinstance(one, protocol.Submit)]
+    assert not [request for request in broker.requests if isinstance(request, protocol.Submit)]
 
 
 def test_programs_name_own_datasets_too(
@@ -151,7 +151,7 @@ def test_programs_name_own_datasets_too(
     (home / OWN / "y.json").write_text(json.dumps({"versions": [version]}))
     requested = {"command": ["true"], "stage": ["y"]}
     assert program.ask("post", "jobs", requested).status_code == 201
-    (job,) = [one for one in broker.requests if isinstance(one, protocol.Submit)]
+    (job,) = [request for request in broker.requests if isinstance(request, protocol.Submit)]
     assert (job.request.stage[0].source, job.request.stage[0].version) == ("/data/y", version["digest"])
     refused = program.ask("post", "jobs", requested | {"stage": ["z"]})
     assert refused.status_code == 422 and "there are: y" in refused.json()["detail"]

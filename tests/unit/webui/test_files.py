@@ -41,7 +41,9 @@ def body(answer: Any) -> bytes:
 def put(browser: Browser, path: Path, data: bytes, **query: Any):
     token = browser.token("/files/")
     values = {"offset": 0, "size": len(data), "replace": 0, "id": UPLOAD} | query
-    address = f"/files/upload/?path={key(path)}&" + "&".join(f"{name}={one}" for name, one in values.items())
+    address = f"/files/upload/?path={key(path)}&" + "&".join(
+        f"{name}={value}" for name, value in values.items()
+    )
     return browser.put(
         address, data, content_type="application/octet-stream",
         headers={"origin": "https://carme.example:8443", "x-csrftoken": token},
@@ -160,7 +162,7 @@ def test_a_strange_name_is_refused(browser: Browser, home: Path, name: str) -> N
     for address, path in (("/files/make/", home), ("/files/rename/", home / "old")):
         answer = browser.send("/files/", address, path=key(path), folder=key(home), name=name)
         assert "A name has letters" in words(browser.get(answer["Location"]))
-    assert [one.name for one in home.iterdir()] == ["old"]
+    assert [file.name for file in home.iterdir()] == ["old"]
 
 
 @pytest.mark.parametrize(

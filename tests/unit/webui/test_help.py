@@ -44,8 +44,8 @@ def test_a_guide_has_its_headings_pictures_and_links_here(browser: Browser, name
     article = page.select_one("article.guide")
     assert isinstance(article, Tag)
     titles = [re.sub("`", "", title) for title in re.findall(r"^## (.+)$", outside, flags=re.M)]
-    assert [one.text for one in article("h2")] == titles
-    anchors = {str(one["id"]) for one in page.select("[id]")}
+    assert [heading.text for heading in article("h2")] == titles
+    anchors = {str(element["id"]) for element in page.select("[id]")}
     others: dict[str, str] = {}  # by its address: many links lead to the same page
     for link in page.select(".guide a, .guide-menu a"):
         parts = urlsplit(str(link["href"]))
@@ -121,7 +121,9 @@ def test_terms_of_slurm_are_explained_where_they_stand(
         (f"/sessions/{row.name}/", {"partition"}),
     ):
         page = soup(browser, path)
-        shown = {str(one["popovertarget"]).removeprefix("term-") for one in page.select("button.term")}
+        shown = {
+            str(element["popovertarget"]).removeprefix("term-") for element in page.select("button.term")
+        }
         assert shown >= names, path
         for name in shown:
             (meaning,) = page.select(f"[popover]#term-{name}")

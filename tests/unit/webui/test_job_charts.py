@@ -22,7 +22,10 @@ from .job_steps import read_changes
 
 def charts_in(part: str) -> list[dict[str, Any]]:
     """What the charts of a part of a page are drawn from."""
-    return [json.loads(str(one["data-chart"])) for one in BeautifulSoup(part, "html.parser")("carme-chart")]
+    return [
+        json.loads(str(element["data-chart"]))
+        for element in BeautifulSoup(part, "html.parser")("carme-chart")
+    ]
 
 
 def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(
@@ -47,9 +50,10 @@ def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(
         ],
     )
     read_changes()
-    found = {one["title"]: one for one in charts_in(text(browser.get("/jobs/1/use/")))}
+    found = {chart["title"]: chart for chart in charts_in(text(browser.get("/jobs/1/use/")))}
     shown = {
-        title: (one["series"][0]["values"], one["unit"], one.get("line")) for title, one in found.items()
+        title: (value["series"][0]["values"], value["unit"], value.get("line"))
+        for title, value in found.items()
     }
     assert shown == {
         "Processors": ([2.0, None, 4.0], "", {"name": "Requested", "value": 8.0}),
@@ -94,8 +98,8 @@ def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_
     read_changes()
     part = BeautifulSoup(text(browser.get("/jobs/1/use/")), "html.parser")
     places = [
-        (one("h3")[0].get_text(), [str(item.contents[0]).partition(".")[0] for item in one("li")])
-        for one in part(class_="chart")
+        (entry("h3")[0].get_text(), [str(line.contents[0]).partition(".")[0] for line in entry("li")])
+        for entry in part(class_="chart")
     ]
     assert places == [
         ("GPU utilization", ["1 of the job's 5 GPUs did nothing"]),
@@ -104,14 +108,14 @@ def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_
             ["The GPUs waited for data 40 % of the time, and processors were free"],
         ),
     ]
-    (rest,) = (one for one in part(class_="advice") if not one.find_parent(class_="chart"))
+    (rest,) = (entry for entry in part(class_="advice") if not entry.find_parent(class_="chart"))
     assert rest.get_text().startswith("The job reached its time limit.") and len(rest("li")) == 1
     ranks, gpus = part(class_="multiples")
     assert ranks["aria-label"] == "Waiting, rank by rank" and len(gpus("li")) == 5
-    first, second = (json.loads(str(one["data-chart"])) for one in ranks("carme-chart"))
+    first, second = (json.loads(str(rank["data-chart"])) for rank in ranks("carme-chart"))
     assert (first["title"], first["most"], first["unit"]) == ("n1 rank 0", 100, "%")
-    assert [one["values"] for one in first["series"]] == [[10.0, 30.0], [50.0, 50.0]]
-    assert [one["values"] for one in second["series"]] == [[None, 40.0], []]
+    assert [series["values"] for series in first["series"]] == [[10.0, 30.0], [50.0, 50.0]]
+    assert [series["values"] for series in second["series"]] == [[None, 40.0], []]
     rows = [[cell.get_text() for cell in row(["th", "td"])] for row in part(class_="means")[0]("tr")]
     assert rows == [
         ["On average", "for data", "for other ranks"],
@@ -168,8 +172,8 @@ def test_without_prometheus_the_curves_come_from_the_exporter(
         part = text(browser.get("/jobs/7/use/"))
     finally:
         exporter.close()
-    found = {one["title"]: one for one in charts_in(part)}
-    values = {title: one["series"][0]["values"] for title, one in found.items()}
+    found = {chart["title"]: chart for chart in charts_in(part)}
+    values = {title: value["series"][0]["values"] for title, value in found.items()}
     assert values["GPU utilization"] == [80] and values["GPU memory"] == [10]
     assert values["Memory"] == pytest.approx([2], rel=0.01)
     assert found["Memory"]["line"] == {"name": "Requested", "value": 32}

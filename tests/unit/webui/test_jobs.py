@@ -197,7 +197,7 @@ def bars_of(page: str) -> list[tuple[str, float, float]]:
     (drawn,) = BeautifulSoup(page, "html.parser")("carme-spans")
     spans = [span for row in json.loads(str(drawn["data-spans"]))["rows"] for span in row["spans"]]
     begin = NOW.timestamp()
-    return [(one["kind"], (one["start"] - begin) / 60, (one["end"] - begin) / 60) for one in spans]
+    return [(span["kind"], (span["start"] - begin) / 60, (span["end"] - begin) / 60) for span in spans]
 
 
 def test_a_jobs_page_shows_its_life_as_bars_with_a_table(
@@ -264,8 +264,8 @@ def test_a_time_is_a_choice_or_hours_and_minutes(
     # Beyond eight hours only this partition takes jobs.
     answer = browser.send("/jobs/submit/", "/jobs/submit/", partition="cpu", **fields)
     assert answer.status_code == 302, answer.content.decode()
-    (made,) = broker.requests_of("submit")
-    assert made.request.minutes == minutes
+    (submitted,) = broker.requests_of("submit")
+    assert submitted.request.minutes == minutes
 
 
 def test_a_time_that_the_broker_refuses_is_seen(browser: Browser, broker: FakeBroker) -> None:
@@ -369,7 +369,7 @@ def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_mor
     saved = contents.to_bytes(broker.wanted[max(broker.wanted)].files["script"])
     assert saved == LATIN_1 + b"print('\xfc')\n"
     refused = browser.send("/jobs/submit/?job=50", "/jobs/submit/", script=script + "€", **fields)
-    assert refused.status_code == 422 and "letters that Latin-1, its encoding, does not have" in text(refused)
+    assert refused.status_code == 422 and "letters that its encoding, Latin-1, does not have" in text(refused)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) ->
     assert 'id="extend"' not in browser.get("/jobs/2/").content.decode()
     browser.send("/jobs/1/", "/jobs/1/extend/", minutes="30")
     requested = broker.requests_of("extend")
-    assert [(one.job_id, one.minutes, one.user) for one in requested] == [(1, 30, "alice")]
+    assert [(request.job_id, request.minutes, request.user) for request in requested] == [(1, 30, "alice")]
     assert "The job now ends at" in browser.get("/jobs/1/").content.decode()
     for minutes in ("", "0", "-5", "x", "9" * 5000):
         browser.send("/jobs/1/", "/jobs/1/extend/", minutes=minutes)
@@ -448,7 +448,7 @@ def test_data_folder_and_results_are_requested_shown_and_stored(
     answer = browser.send("/jobs/submit/", "/jobs/submit/", script="true", **preferred, **FIELDS)
     assert answer.status_code == 302, answer.content.decode()
     (requested,) = broker.requests_of("submit")
-    assert [(one.source, one.target) for one in requested.request.stage] == [
+    assert [(data.source, data.target) for data in requested.request.stage] == [
         ("/data/a", "local"),
         ("/data/b", "scratch"),
     ]
@@ -463,7 +463,7 @@ def test_data_folder_and_results_are_requested_shown_and_stored(
 
 
 def test_the_job_of_a_session_leads_to_it(browser: Browser, alice: User, broker: FakeBroker) -> None:
-    row, _made = Session.request(alice, SessionOptions(image="torch", minutes=60), "s12345678")
+    row, _created = Session.request(alice, SessionOptions(image="torch", minutes=60), "s12345678")
     Session.objects.update(job_id=1)
     Job.store([broker.put(make_job(1, kind="session")), broker.put(make_job(2, kind="session"))])
     assert f'href="{row.get_absolute_url()}"' in browser.get("/jobs/1/").content.decode()

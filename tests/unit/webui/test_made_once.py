@@ -217,7 +217,7 @@ def test_those_who_want_a_new_answer_at_the_same_time_share_one(broker: FakeBrok
         finally:
             answer.set()
         # The first request was sent before the others came: its answer may be too old for them.
-        assert first.result(HANG) == 1 and [one.result(HANG) for one in others] == [2, 2, 2]
+        assert first.result(HANG) == 1 and [future.result(HANG) for future in others] == [2, 2, 2]
     assert shown._cached("test", ask, anew=True) == 3
 
 
@@ -287,17 +287,17 @@ def test_a_failure_is_shown_no_longer_however_long_it_took(
 
 
 def test_what_is_derived_of_a_snapshot_is_made_once_and_forgotten_with_it() -> None:
-    values, made = DerivedValues(), list[str]()
+    values, created = DerivedValues(), list[str]()
 
     def make(word: str) -> str:
-        made.append(word)
+        created.append(word)
         return word
 
     first, second = CLUSTER.model_copy(), CLUSTER.model_copy()
     assert first == second, "that they are equal does not make them the same"
     for source, key in ((first, "a"), (first, "a"), (first, "b"), (second, "a"), (first, "a")):
         assert values.get(source, key, lambda _source, key=key: make(key)) == key
-    assert made == ["a", "b", "a"] and len(values) == 2
+    assert created == ["a", "b", "a"] and len(values) == 2
     del first, source
     gc.collect()
     assert len(values) == 1
@@ -305,26 +305,26 @@ def test_what_is_derived_of_a_snapshot_is_made_once_and_forgotten_with_it() -> N
 
 
 def test_what_was_used_of_a_snapshot_is_made_of_the_next_one_ahead() -> None:
-    values, made = DerivedValues(), list[str]()
+    values, created = DerivedValues(), list[str]()
 
     def limited(whole: Cluster) -> Cluster:
-        made.append("limited")
+        created.append("limited")
         return whole.limited_to(whole.partitions[:1])
 
     def names(some: Cluster) -> list[str]:
-        made.append("names")
+        created.append("names")
         return [node.name for node in some.nodes]
 
     first, second, third = (CLUSTER.model_copy() for _ in range(3))
     fewer = values.get(first, "limited", limited)
     assert values.get(fewer, "names", names) == ["n1", "n2"]
     values.renew(first, second)
-    assert made == ["limited", "names"] * 2
+    assert created == ["limited", "names"] * 2
     assert values.get(values.get(second, "limited", limited), "names", names) == ["n1", "n2"]
-    assert len(made) == 4, "nobody waits for it"
+    assert len(created) == 4, "nobody waits for it"
     values.renew(second, third)
     values.renew(third, CLUSTER.model_copy())
-    assert len(made) == 6, "what nobody requested is not made for ever"
+    assert len(created) == 6, "what nobody requested is not made for ever"
     del first, second, third, fewer
     gc.collect()
     assert len(values) == 0
@@ -341,8 +341,8 @@ def test_pages_find_what_they_derive_of_a_new_answer(
     broker.cluster = CLUSTER.model_copy(update={"nodes": CLUSTER.nodes[:1]})
     second = shown.cluster()
     assert second is not first
-    made = cluster.derived.get(second, "supplies", lambda _source: pytest.fail("it was to be made ahead"))
-    assert made == cluster.supplies(second) != cluster.supplies(first)
+    created = cluster.derived.get(second, "supplies", lambda _source: pytest.fail("it was to be made ahead"))
+    assert created == cluster.supplies(second) != cluster.supplies(first)
 
 
 def test_a_large_cluster_is_written_once_for_all_readers_and_nobody_sees_anothers_partition(
@@ -360,7 +360,9 @@ def test_a_large_cluster_is_written_once_for_all_readers_and_nobody_sees_another
     for _ in range(2):
         answers = [who.ask("get", "cluster") for who in (program, others)]
         hers, his = (Overview.model_validate_json(answer.content) for answer in answers)
-        assert {one.name for one in hers.partitions} - {one.name for one in his.partitions} == {"mine"}
+        assert {partition.name for partition in hers.partitions} - {
+            partition.name for partition in his.partitions
+        } == {"mine"}
         assert hers.nodes == his.nodes == broker.cluster.nodes and hers.gpus == his.gpus
         assert hers.taken == his.taken
     assert written == [3]
@@ -379,7 +381,11 @@ def test_the_same_nodes_are_shared_by_all_who_may_use_the_same_partitions(
         broker.accesses[name] = Access(user=name, enforced=["associations"], associations=paid)
     carol = User.objects.create_user("carol")
     hers, his = usable_by(alice, whole), usable_by(bob, whole)
-    assert hers is his and hers is not None and [one.name for one in hers.partitions] == ["gpu", "cpu"]
+    assert (
+        hers is his
+        and hers is not None
+        and [partition.name for partition in hers.partitions] == ["gpu", "cpu"]
+    )
     assert usable_by(carol, whole) is whole
 
 
@@ -446,23 +452,23 @@ def test_what_only_one_may_start_in_is_in_no_other_form(
 def test_one_form_is_made_for_all_of_whom_it_is_true(
     browser: Browser, other: Browser, broker: FakeBroker, remembering: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str | None] = []
+    created: list[str | None] = []
     make = StartForm._rendered
     monkeypatch.setattr(
-        StartForm, "_rendered", lambda form: made.append(translation.get_language()) or make(form)
+        StartForm, "_rendered", lambda form: created.append(translation.get_language()) or make(form)
     )
     first = page(browser)
     page(other)
-    assert made == ["en"]
+    assert created == ["en"]
     german = browser.get("/", headers={"accept-language": "de"}).content.decode()
-    assert made == ["en", "de"] and "Stunden" in german and ">Hours</label>" in first
+    assert created == ["en", "de"] and "Stunden" in german and ">Hours</label>" in first
     # Each has a name of its own, or the second of two sessions would be the first.
     names = {page(browser).split('name="name" value="')[1].split('"')[0] for _ in range(3)}
     assert len(names) == 3
     refused = browser.send("/", "/sessions/start/", image="torch", gpus_per_node=1, nodes=99, minutes=60)
     assert refused.status_code == 422 and 'value="99"' in refused.content.decode()
-    assert made == ["en", "de", "en"], "what was sent is in no other form"
-    assert 'value="99"' not in page(browser) and made == ["en", "de", "en"]
+    assert created == ["en", "de", "en"], "what was sent is in no other form"
+    assert 'value="99"' not in page(browser) and created == ["en", "de", "en"]
 
 
 def test_sessions_of_late_are_those_that_run_and_a_few_that_ended(alice: User, bob: User) -> None:
@@ -480,12 +486,12 @@ def test_sessions_of_late_are_those_that_run_and_a_few_that_ended(alice: User, b
     make(20, alice, "ready", 100)
     make(21, bob, "ready", 1)
     since = now - timedelta(hours=2, minutes=30)
-    names = [row.name for row in Session.of_late(alice, since)]
+    names = [row.name for row in Session.recent_of(alice, since)]
     assert names == ["s00000000", "s00000001", "s00000002", "s00000020"]
-    assert len(Session.of_late(alice, now - timedelta(days=1))) == 6  # five that ended, and the other
-    assert [row.name for row in Session.of_late(bob, since)] == ["s00000021"]
+    assert len(Session.recent_of(alice, now - timedelta(days=1))) == 6  # five that ended, and the other
+    assert [row.name for row in Session.recent_of(bob, since)] == ["s00000021"]
     with CaptureQueriesContext(connection) as requested:
-        assert all(row.owner.username == "alice" for row in Session.of_late(alice, since))
+        assert all(row.owner.username == "alice" for row in Session.recent_of(alice, since))
     assert len(requested) == 1
 
 
@@ -497,11 +503,11 @@ def test_who_is_named_in_a_booking_may_use_it(alice: User, bob: User) -> None:
         start=now, end=now + timedelta(hours=2), state="approved", reserved=now,
     )  # fmt: skip
     assert Booking.usable(alice, now) == [row] == Booking.usable(bob, now)
-    assert Booking.usable(ali, now) == [] == Booking.near_to(ali)  # a part of a name is none
+    assert Booking.usable(ali, now) == [] == Booking.related_to(ali)  # a part of a name is none
     Booking.objects.update(offered_to=ali)
-    assert Booking.near_to(ali) == [row] and Booking.usable(ali, now) == []
+    assert Booking.related_to(ali) == [row] and Booking.usable(ali, now) == []
     Booking.objects.update(state="ended")
-    assert Booking.near_to(ali) == [] == Booking.usable(alice, now)
+    assert Booking.related_to(ali) == [] == Booking.usable(alice, now)
 
 
 # --- the calendar ----------------------------------------------------------------------------------------
@@ -568,19 +574,19 @@ def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
     browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    made: list[str | None] = []
+    created: list[str | None] = []
     make = table._make
     monkeypatch.setattr(
-        table, "_make", lambda *given: made.append(translation.get_language()) or make(*given)
+        table, "_make", lambda *given: created.append(translation.get_language()) or make(*given)
     )
     booked(alice, "n1", "plan")
     for who in (browser, other, browser):
         page(who, "/bookings/")
-    assert made == ["en"]
+    assert created == ["en"]
     german = other.get("/bookings/", headers={"accept-language": "de"}).content.decode()
-    assert made == ["en", "de"] and "Gebucht" in german and "Gebucht" not in page(other, "/bookings/")
+    assert created == ["en", "de"] and "Gebucht" in german and "Gebucht" not in page(other, "/bookings/")
     page(other, "/bookings/?view=day")
-    assert made == ["en", "de", "en"]
+    assert created == ["en", "de", "en"]
 
 
 def test_numbers_in_the_cache_of_objects_are_counted() -> None:

@@ -59,7 +59,7 @@ def ask(browser: Browser, query: str, where: str = "mine", question: str = "quer
 
 def users_in(answer) -> set[str]:
     assert answer.status_code == 200, answer.content
-    return {one["metric"].get("user", "") for one in answer.json()["data"]["result"]}
+    return {entry["metric"].get("user", "") for entry in answer.json()["data"]["result"]}
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_nobody_sees_series_of_others(browser: Browser, site: None, query: str) 
     answer = ask(browser, query)
     if answer.status_code == 200:
         result = answer.json()["data"]["result"]
-        assert {one["metric"].get("user", "alice") for one in result} <= {"alice"}
+        assert {entry["metric"].get("user", "alice") for entry in result} <= {"alice"}
         # Bob's job is 2, carol's 3, the secret 7: none of these figures is shown.
-        assert not {float(one["value"][1]) for one in result} & {2.0, 3.0, 7.0}
+        assert not {float(entry["value"][1]) for entry in result} & {2.0, 3.0, 7.0}
     else:
         assert answer.status_code == 400
 

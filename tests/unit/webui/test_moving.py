@@ -49,7 +49,7 @@ Session.objects.create(name="s0000000a", owner=root, options={"title": "100 %s"}
 Mirror.load()
 store = SessionStore(); store["who"] = "root1"; store.create()
 """
-LOOK = """
+READ_ROWS = """
 from django.core.management import call_command
 from carme_webui.bookings.models import Booking
 from carme_webui.sessions.models import Session
@@ -210,7 +210,7 @@ def test_all_rows_move_and_the_portal_goes_on_with_them(site: Site, moved: str) 
     assert new.pop("portal_cache") == 0
     assert new == old and old["accounts_user"] == 599 and old["django_session"] == 1
     site.configure(moved)
-    site.does(LOOK)
+    site.does(READ_ROWS)
 
 
 @pytest.mark.parametrize(

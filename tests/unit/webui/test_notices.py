@@ -285,8 +285,8 @@ def test_jobs_that_end_are_reported_once_and_many_together(alice: User, broker: 
         broker.put(make_job(number, kind=kind, state="COMPLETED", ended=timezone.now()))
     mirror(site_broker())
     mirror(site_broker())
-    [one] = notices_of(alice, Kind.JOB_OVER)
-    assert "Your job 1 (job 1) has ended: completed." in one
+    [notice] = notices_of(alice, Kind.JOB_OVER)
+    assert "Your job 1 (job 1) has ended: completed." in notice
     for number in (11, 12, 13, 14):
         broker.put(make_job(number, kind="batch", state="FAILED", ended=timezone.now()))
     mirror(site_broker())
@@ -355,7 +355,7 @@ def test_a_booking_is_decided_begins_and_is_given_back(
     for _round in range(2):
         reconcile(site_broker(), now)
     assert len(notices_of(alice, Kind.BOOKING_BEGINS)) == len(notices_of(bob, Kind.BOOKING_BEGINS)) == 1
-    assert ["Given back" in one for one in notices_of(alice, Kind.BOOKING_ENDED)] == [True]
+    assert ["Given back" in notice for notice in notices_of(alice, Kind.BOOKING_ENDED)] == [True]
     assert not notices_of(admin, Kind.APPROVAL)
 
 
@@ -383,14 +383,14 @@ def test_managers_hear_of_gpu_hours_and_users_of_invitations(
     from carme_webui.projects.reconcile import reconcile as look
 
     admin = User.objects.create(username="root1", is_staff=True)
-    made = projects.create(admin, "vision", "Computer vision", alice, site_broker())
-    projects.limit(admin, made, {"gpu_hours": 100}, site_broker())
-    projects.invite(alice, made, "bob")
+    created = projects.create(admin, "vision", "Computer vision", alice, site_broker())
+    projects.limit(admin, created, {"gpu_hours": 100}, site_broker())
+    projects.invite(alice, created, "bob")
     assert notices_of(bob, Kind.PROJECT) == ["alice invites you to the project “Computer vision”."]
-    account = broker.granted[made.account]
+    account = broker.granted[created.account]
     for hours in (10, 81, 82, 100, 120):
         use = account.use.model_copy(update={"gpu_hours": float(hours)})
-        broker.granted[made.account] = broker.granted[made.account].model_copy(update={"use": use})
+        broker.granted[created.account] = broker.granted[created.account].model_copy(update={"use": use})
         look(site_broker())
     assert notices_of(alice, Kind.QUOTA) == [
         "The project “Computer vision” has used 100 of its 100 GPU-hours.",

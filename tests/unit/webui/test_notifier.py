@@ -289,7 +289,7 @@ def test_one_session_is_looked_after_by_one_thread_at_a_time(
     for name in ("s0123abcd", "s0123abce"):
         Session.objects.create(name=name, owner=alice, options={"image": "torch", "minutes": 60})
     inside: list[str] = []
-    looks, go_on = threading.Semaphore(0), threading.Event()
+    polls, go_on = threading.Semaphore(0), threading.Event()
 
     def tend(name: str) -> None:
         inside.append(name)
@@ -300,11 +300,11 @@ def test_one_session_is_looked_after_by_one_thread_at_a_time(
     monkeypatch.setattr(broker_sync, "tend_named", tend)
     monkeypatch.setattr(broker_sync, "PAUSE", 0.01)
     due = broker_sync.due_sessions
-    monkeypatch.setattr(broker_sync, "due_sessions", lambda: looks.release() or due())
+    monkeypatch.setattr(broker_sync, "due_sessions", lambda: polls.release() or due())
     with syncing():
         until(lambda: {"s0123abcd", "s0123abce"} <= set(inside))
         for _ in range(5):
-            assert looks.acquire(timeout=LONG)
+            assert polls.acquire(timeout=LONG)
         assert inside.count("s0123abcd") == 1
         go_on.set()
         until(lambda: inside.count("s0123abcd") > 1)

@@ -154,8 +154,8 @@ def test_an_account_comes_of_a_unix_account_alone(
     monkeypatch.setattr("carme_webui.accounts.outside.pwd.getpwnam", lambda name: known)
     provider.claims["preferred_username"] = "ada"
     assert go(anonymous, provider)["Location"] == "/"
-    made = User.objects.get(username="ada")
-    assert not made.has_usable_password() and not made.is_staff and enrolled == ["ada"]
+    created = User.objects.get(username="ada")
+    assert not created.has_usable_password() and not created.is_staff and enrolled == ["ada"]
 
 
 def test_a_second_factor_is_requested_here_too(

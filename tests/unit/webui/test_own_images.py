@@ -157,14 +157,14 @@ def test_nothing_stays_of_an_image_whose_job_is_refused(program: Program, broker
 
 def test_the_api_builds_shows_and_deletes(program: Program, broker: FakeBroker, alice: User) -> None:
     assert program_of(alice, "jobs").ask("POST", "images/own", PROPOSED).status_code == 403
-    made = program.ask("POST", "images/own", PROPOSED)
-    assert (made.status_code, made.json()["state"]) == (201, "building")
+    response = program.ask("POST", "images/own", PROPOSED)
+    assert (response.status_code, response.json()["state"]) == (201, "building")
     assert program.ask("POST", "images/own", PROPOSED).json()["field"] == "name"
     row = OwnImage.objects.get()
     end(broker, row)
     shown = program.ask("GET", "images/own/mine").json()
     assert (shown["state"], shown["digest"], shown["reference"]) == ("ready", DIGEST, "mine@alice")
-    assert "mine@alice" in [one["name"] for one in program.ask("GET", "images").json()]
+    assert "mine@alice" in [entry["name"] for entry in program.ask("GET", "images").json()]
     answer = program.ask("POST", "jobs", {"command": ["true"], "image": "mine@alice", "minutes": 5})
     assert answer.status_code == 201
     assert broker.requests_of("submit")[-1].request.image_file == ImageFile(file=row.file, digest=DIGEST)

@@ -91,7 +91,7 @@ def test_an_answer_of_the_api_reads_redis_once_and_asks_the_database_few_questio
 def test_own_bookings_are_read_by_one_question(alice: User, site: None) -> None:
     alice = User.objects.get(pk=alice.pk)
     with CaptureQueriesContext(connection) as requested:
-        rows = Booking.near_to(alice)
+        rows = Booking.related_to(alice)
         assert [row.owner for row in rows] == [alice, alice] and rows[1].project
         assert all(row.offered_to is None for row in rows)
     assert len(requested) == 2, "the other one is for the projects"
@@ -102,7 +102,7 @@ def test_bookings_of_others_come_with_their_owners(alice: User, bob: User, site:
     Booking.objects.update(owner=bob, users=["alice"], offered_to=carol)
     alice = User.objects.get(pk=alice.pk)
     with CaptureQueriesContext(connection) as requested:
-        rows = Booking.near_to(alice)
+        rows = Booking.related_to(alice)
         assert {row.owner for row in rows} == {bob} and {row.offered_to for row in rows} == {carol}
     assert len(requested) == 4
 
@@ -146,7 +146,7 @@ def test_what_pages_have_in_common_is_not_copied_for_each(alias: str) -> None:
 
 def test_bookings_are_found_by_indexes_in_a_table_of_many(alice: User, bob: User) -> None:
     with CaptureQueriesContext(connection) as requested:
-        Booking.near_to(alice)
+        Booking.related_to(alice)
         list(Booking.open().filter(start__lt=timezone.now()).values_list("pk"))
     queries = [query["sql"] for query in requested if '"bookings_booking"' in query["sql"]]
     assert len(queries) == 2

@@ -116,7 +116,7 @@ def test_a_failure_says_nothing_of_its_inside(browser: Browser) -> None:
     answer = browser.get("/broken/")
     assert answer.status_code == 500
     page = answer.content.decode()
-    assert "The portal failed to make this page." in page and "secret detail" not in page
+    assert "The portal failed to create this page." in page and "secret detail" not in page
 
 
 def test_a_foreign_host_is_refused(browser: Browser) -> None:

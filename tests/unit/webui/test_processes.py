@@ -207,7 +207,11 @@ def test_each_process_hears_of_a_change_and_a_dead_one_is_replaced(portal: Porta
     for stream in streams:
         hears(stream)
     for process in portal.processes:  # their pages agree
-        until(lambda one=process: version_of(portal.open(one, "/", cookies)) == notifier.version("alice"))
+        until(
+            lambda process=process: (
+                version_of(portal.open(process, "/", cookies)) == notifier.version("alice")
+            )
+        )
 
     dead = portal.processes[0]
     os.kill(dead, signal.SIGKILL)
@@ -237,9 +241,9 @@ def test_one_process_alone_is_replaced_as_well(tmp_path: Path) -> None:
 
 def test_open_pages_hold_no_connection_to_the_database(portal: Portal, alice: User) -> None:
     cookies = signed_in(alice)
-    one = portal.processes[0]
-    streams = [portal.open(one, "/updates/", cookies) for _ in range(30)]
-    assert portal.open(one, "/", cookies).status == 200
+    process = portal.processes[0]
+    streams = [portal.open(process, "/updates/", cookies) for _ in range(30)]
+    assert portal.open(process, "/", cookies).status == 200
     assert all(next_news(stream) for stream in streams)
 
 

@@ -30,10 +30,10 @@ from .test_bookings import book, make, tomorrow
 @pytest.fixture
 def vision(alice: User, bob: User) -> Project:
     """A project of Alice and Bob."""
-    made = Project.objects.create(name="vision", title="Computer vision")
-    Membership.objects.create(project=made, user=alice, manager=True)
-    Membership.objects.create(project=made, user=bob)
-    return made
+    project = Project.objects.create(name="vision", title="Computer vision")
+    Membership.objects.create(project=project, user=alice, manager=True)
+    Membership.objects.create(project=project, user=bob)
+    return project
 
 
 @pytest.fixture
@@ -115,13 +115,13 @@ def test_a_project_has_at_most_its_share_at_a_time(
     settings.SITE.projects["vision"] = settings.SITE.projects["vision"].model_copy(
         update={"bookings": settings.SITE.project_bookings("vision").model_copy(update={"share_percent": 50})}
     )
-    made = services.book(alice, in_three_days(120, "vision"), settings.SITE, site_broker())
+    booking = services.book(alice, in_three_days(120, "vision"), settings.SITE, site_broker())
     with pytest.raises(InvalidRequest, match=r"At most 4 GPUs .* project 'vision'.* 0 more"):
         services.book(alice, in_three_days(120, "vision"), settings.SITE, site_broker())
     own = services.book(alice, in_three_days(120), settings.SITE, site_broker())
-    assert own.node_names != made.node_names
-    services.change(made, in_three_days(180, "vision"), settings.SITE, site_broker())
-    assert made.minutes == 180, "its own share counts once"
+    assert own.node_names != booking.node_names
+    services.change(booking, in_three_days(180, "vision"), settings.SITE, site_broker())
+    assert booking.minutes == 180, "its own share counts once"
 
 
 def test_administrators_see_the_rules_of_partitions_and_projects(
@@ -192,7 +192,10 @@ def test_its_sessions_are_the_projects(
     reconcile(site_broker())
     session = Session.objects.get()
     assert session.options["account"] == "carme-vision" and session.options["reservation"] == row.name
-    assert {one.user.username for one in Notice.objects.filter(kind=Kind.BOOKING_BEGINS)} == {"alice", "bob"}
+    assert {notice.user.username for notice in Notice.objects.filter(kind=Kind.BOOKING_BEGINS)} == {
+        "alice",
+        "bob",
+    }
     form = text(other.get(f"/?booking={row.name}"))
     assert '<option value="carme-vision" selected>' in form
     sent = {

@@ -104,7 +104,7 @@ def test_members_change_nothing_but_may_leave(
     other.send(PAGE, f"{PAGE}members/bob/", do="manager")
     other.send(PAGE, f"{PAGE}members/alice/", do="remove")
     assert "Only managers" in text(other.get(PAGE))
-    assert {one.user.username: one.manager for one in vision.memberships.all()} == {
+    assert {member.user.username: member.manager for member in vision.memberships.all()} == {
         "alice": True,
         "bob": False,
     }
@@ -129,7 +129,7 @@ def test_a_project_keeps_a_manager(browser: Browser, vision: Project, bob: User)
         assert "only manager" in text(browser.get(PAGE))
     Membership.objects.create(project=vision, user=bob, manager=True)
     browser.send(PAGE, f"{PAGE}members/alice/", do="remove")
-    assert [one.user.username for one in vision.memberships.all()] == ["bob"]
+    assert [member.user.username for member in vision.memberships.all()] == ["bob"]
 
 
 @pytest.mark.parametrize("name", ["", "A", "1x", "x y", "x,root", "-x", "x" * 33, "../x", "x\ny"])
@@ -302,7 +302,7 @@ def test_no_page_asks_more_with_more_rows(
     Membership.objects.bulk_create([Membership(project=vision, user=user) for user in users[:15]])
     Invitation.objects.bulk_create([Invitation(project=vision, user=user, by=admin) for user in users[15:]])
     more = Project.objects.bulk_create([Project(name=f"p{number}", title="t") for number in range(30)])
-    Membership.objects.bulk_create([Membership(project=one, user=admin) for one in more])
+    Membership.objects.bulk_create([Membership(project=project, user=admin) for project in more])
     reconcile(site_broker())
     assert [queries(act) for act in acts] == before
 
@@ -316,7 +316,7 @@ def _parts(browser: Browser) -> dict[str, list[float]]:
     assert page.find("carme-chart"), page
     spec = json.loads(str(page.find("carme-chart")["data-chart"]))  # type: ignore[index]
     assert spec["unit"] == "GPU-hours" and len(spec["labels"]) == 6
-    return {one["name"]: one["values"] for one in spec["series"]}
+    return {series["name"]: series["values"] for series in spec["series"]}
 
 
 def test_a_project_s_use_is_shown_by_member_and_month(

@@ -394,8 +394,8 @@ def test_after_faults_in_any_order_one_quiet_round_makes_all_agree(
         broker.reservations.clear()
 
     def disturb() -> None:
-        for name, one in broker.reservations.items():
-            broker.reservations[name] = one.model_copy(update={"users": ["mallory"]})
+        for name, value in broker.reservations.items():
+            broker.reservations[name] = value.model_copy(update={"users": ["mallory"]})
 
     def leave_behind() -> None:
         broker.reservations["carme-999999999999"] = reservation(rows[0], name="carme-999999999999")
@@ -449,22 +449,22 @@ def test_its_session_starts_once_with_all_that_is_booked(begun: Booking, broker:
     begun.owner.language = "de"
     begun.owner.save()
     reconcile(site_broker(), begun.start)
-    made = Session.objects.get()
-    assert made.language == "de"
+    session = Session.objects.get()
+    assert session.language == "de"
     begun.refresh_from_db()
-    assert made.name == begun.session_name and made.owner == begun.owner and begun.used
-    assert made.requested_options == SessionOptions(
+    assert session.name == begun.session_name and session.owner == begun.owner and begun.used
+    assert session.requested_options == SessionOptions(
         image="torch", title="Night run", partition="gpu", gpu_type="a100", gpus_per_node=4, nodes=2,
         minutes=120, reservation=begun.name,
     )  # fmt: skip
-    made.move(SessionState.ENDED, ending=Ending.STOPPED)
+    session.move(SessionState.ENDED, ending=Ending.STOPPED)
     for _ in range(2):
         reconcile(site_broker())
     assert Session.objects.count() == 1
 
 
 def test_its_session_is_as_long_as_the_site_allows(begun: Booking, broker: FakeBroker, settings) -> None:
-    partitions = [one.model_copy(update={"max_minutes": 45}) for one in broker.cluster.partitions]
+    partitions = [partition.model_copy(update={"max_minutes": 45}) for partition in broker.cluster.partitions]
     broker.cluster = broker.cluster.model_copy(update={"partitions": partitions})
     reconcile(site_broker())
     assert Session.objects.get().requested_options.minutes == 45

@@ -64,7 +64,7 @@ def test_data_and_results_go_to_the_hub_and_wrong_words_are_refused(
     assert "no dataset &#x27;imagenet&#x27;" in start(browser, stage="imagenet").content.decode()
     start(browser, stage="/data/imagenet, scratch:/data/labels", results="/home/alice/out")
     options = hub.called("POST")[-1][1]["user_options"]
-    assert [(one["target"], one["source"]) for one in options["stage"]] == [
+    assert [(data["target"], data["source"]) for data in options["stage"]] == [
         ("local", "/data/imagenet"),
         ("scratch", "/data/labels"),
     ]

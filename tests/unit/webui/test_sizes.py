@@ -25,7 +25,7 @@ def test_sizes_have_units_of_1024_and_the_readers_decimal_mark(language: str, wo
     with translation.override(language):
         found = [size_words(0), size_words(1_000_000), size_words(1.5 * 2**30), memory_words(512)]
         found += [memory_words(64_000), size_words((1 << 20) - 1)]
-    assert [one.replace("\xa0", " ") for one in found] == words
+    assert [text.replace("\xa0", " ") for text in found] == words
 
 
 def test_nothing_counts_in_units_of_1000() -> None:

@@ -165,7 +165,7 @@ def test_the_accounts_and_qualities_that_slurm_knows_are_offered_and_sent(
 def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: FakeBroker) -> None:
     assert estimate(browser) == "Starts now. Cost in GPU-hours: 16."
     requested = [request.request for request in broker.requests_of("test")]
-    assert [(one.nodes, one.gpus_per_node, one.minutes) for one in requested] == [(2, 4, 120)]
+    assert [(request.nodes, request.gpus_per_node, request.minutes) for request in requested] == [(2, 4, 120)]
     assert not Session.objects.exists()
 
 
@@ -185,7 +185,7 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
     early, late = re.findall(r"\d\d? [A-Z][a-z]{2}, \d\d:\d\d UTC", text)[:2]
     # Half of what is left when the broker counts, which is between these two moments.
     late_at = now + timedelta(hours=5)
-    assert early in {f"{one + (late_at - one) / 2:%-d %b, %H:%M} UTC" for one in (now, after)}
+    assert early in {f"{moment + (late_at - moment) / 2:%-d %b, %H:%M} UTC" for moment in (now, after)}
     assert late == f"{late_at:%-d %b, %H:%M} UTC"
     assert "With 1 node it would start now. With 1 hour it would start about " in text
     assert " GPUs" not in text  # fewer of them would not begin earlier
@@ -224,7 +224,7 @@ def test_a_batch_job_shows_its_start_and_cost_before_it_is_submitted(
     shown = " ".join(job_estimate(browser, **values).get_text(" ").split()).replace(" .", ".")
     assert shown == expected
     assert not broker.requests_of("submit")
-    assert {one.request.array for one in broker.requests_of("test")} <= {None}
+    assert {request.request.array for request in broker.requests_of("test")} <= {None}
 
 
 def test_a_batch_job_that_waits_shows_what_would_begin_earlier(browser: Browser, broker: FakeBroker) -> None:
@@ -252,12 +252,12 @@ def test_what_a_link_fills_in_starts_as_it_is(
         filled = {name: "" if value is None else value for name, value in filled.items()}
         started = browser.send("/", "/sessions/start/", **filled)
         assert started.status_code == 302, started.context["form"].errors
-        made = Session.objects.latest("created").requested_options
-        assert [(one.source, one.target) for one in made.stage] == [
+        options = Session.objects.latest("created").requested_options
+        assert [(data.source, data.target) for data in options.stage] == [
             ("/data/a", "local"),
             ("/data/b", "scratch"),
         ]
-        assert (made.results, made.cpus_per_node) == ("/home/alice/results", 8)
+        assert (options.results, options.cpus_per_node) == ("/home/alice/results", 8)
 
 
 def test_a_card_and_a_time_stand_for_numbers(browser: Browser, broker: FakeBroker, settings: Any) -> None:
@@ -269,8 +269,8 @@ def test_a_card_and_a_time_stand_for_numbers(browser: Browser, broker: FakeBroke
     assert (form["hardware"].value(), form["time"].value()) == ("1-1--", "60")
     values = FORM | {"hardware": "1-1--", "time": "240", "gpu_type": ""}
     assert browser.send("/", "/sessions/start/", **values).status_code == 302
-    made = Session.objects.get().requested_options
-    assert (made.gpus_per_node, made.nodes, made.minutes) == (1, 1, 240)
+    options = Session.objects.get().requested_options
+    assert (options.gpus_per_node, options.nodes, options.minutes) == (1, 1, 240)
     # Numbers of one's own, and what no card says.
     form = browser.get("/?gpus_per_node=3&minutes=50").context["form"]
     assert (form["hardware"].value(), form["time"].value()) == ("custom", "custom")
@@ -291,9 +291,9 @@ def test_a_time_of_ones_own_has_hours_and_minutes(
         assert answer.status_code == 422 and "at least one minute" in answer.content.decode()
         return
     assert answer.status_code == 302, answer.context["form"].errors
-    made = Session.objects.get()
-    assert made.requested_options.minutes == total
-    form = browser.get(f"/?again={made.name}").context["form"]
+    session = Session.objects.get()
+    assert session.requested_options.minutes == total
+    form = browser.get(f"/?again={session.name}").context["form"]
     assert (form["hours"].value(), form["minutes"].value()) == divmod(total, 60)
 
 
@@ -323,7 +323,7 @@ def test_a_card_says_what_is_in_the_image_and_when_it_was_built(
     card, broken = cards
     assert card.select_one("input[checked]") and "Built 3\xa0days ago" in card.text
     assert card.select(".what")[0]["title"] == "All <in>"
-    shown = [one.text for one in card.select(".package")]
+    shown = [element.text for element in card.select(".package")]
     assert shown == ["torch 2.13", "keras 3.15", "numpy 2.1"]
     (more,) = card.select("a")
     assert more.text == "3 more Big" and browser.get(str(more["href"])).status_code == 200
@@ -346,7 +346,7 @@ def test_hardware_of_presets_is_a_choice(browser: Browser, alice: User, broker: 
     save("Three", gpus_per_node=3, gpu_type="a100")
     save("Three as well", gpus_per_node=3, gpu_type="a100", minutes=20)
     page = BeautifulSoup(browser.get("/").content, "html.parser")
-    titles = [one.get_text(" ") for one in page.select(".choices:not(.images) .option")]
+    titles = [element.get_text(" ") for element in page.select(".choices:not(.images) .option")]
     assert [title for title in titles if "Three" in title or "As a card" in title] == [
         "  Three 3 GPUs (a100), 12 CPUs, 46.9\xa0GiB"
     ]
@@ -354,8 +354,8 @@ def test_hardware_of_presets_is_a_choice(browser: Browser, alice: User, broker: 
     chosen = FORM | {"hardware": key, "time": "60", "gpus_per_node": "", "nodes": "", "gpu_type": ""}
     assert "Cost in GPU-hours: 3." in estimate(browser, **chosen)
     browser.send("/", "/sessions/start/", **chosen)
-    made = Session.objects.get().requested_options
-    assert (made.gpus_per_node, made.nodes, made.gpu_type, made.minutes) == (3, 1, "a100", 60)
+    created = Session.objects.get().requested_options
+    assert (created.gpus_per_node, created.nodes, created.gpu_type, created.minutes) == (3, 1, "a100", 60)
 
 
 def test_a_number_that_is_refused_is_seen(browser: Browser, broker: FakeBroker, settings: Any) -> None:
@@ -393,8 +393,8 @@ def test_what_few_need_is_behind_a_switch(browser: Browser, alice: User, broker:
         "/", "/sessions/start/", **(FORM | {"cpus_per_node": 2, "memory_mb_per_node": 5000})
     )
     assert started.status_code == 302
-    made = Session.objects.get().requested_options
-    assert (made.cpus_per_node, made.memory_mb_per_node) == (2, 5000)
+    options = Session.objects.get().requested_options
+    assert (options.cpus_per_node, options.memory_mb_per_node) == (2, 5000)
     again = browser.get(f"/?again={Session.objects.get().name}").content.decode()
     assert '<details class="more" open>' in again and 'name="cpus_per_node" value="2"' in again
 
@@ -477,7 +477,7 @@ def test_presets_have_an_end(browser: Browser, alice: User, broker: FakeBroker) 
 def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker: FakeBroker) -> None:
     page = browser.get("/?image=keras&nodes=%22%3E%3Cscript%3E&name=s00000000").content.decode()
     chosen = BeautifulSoup(page, "html.parser").select("input[name=image][checked]")
-    assert [one["value"] for one in chosen] == ["keras"]
+    assert [choice["value"] for choice in chosen] == ["keras"]
     assert '<script>"' not in page and '"><script>' not in page
     assert "s00000000" not in page
 
@@ -485,10 +485,10 @@ def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker:
 @pytest.mark.parametrize(
     ("free", "plan", "words"),
     [
-        (8, [0, 0, 8], "8 of them are taken soon; 8 are free again from"),
-        (8, [6, 5, 4], "2 of them are taken soon."),
+        (8, [0, 0, 8], "Slurm plans to use 8 of them soon. 8 will be free again from"),
+        (8, [6, 5, 4], "Slurm plans to use 2 of them soon."),
         (8, [8, 8, 8], "All GPUs are free."),
-        (3, [3, 5, 7], "7 will be free from"),
+        (3, [3, 5, 7], "Slurm expects 7 to be free from"),
         (3, [3, 3, 3], "No more are expected"),
         (3, [8, 8, 8], "No more are expected"),  # what is in use now, the plan knows nothing of
     ],
@@ -498,7 +498,7 @@ def test_the_plan_does_not_contradict_what_is_free_now(free: int, plan: list[int
     forecast = Forecast(start=timezone.now(), step_minutes=30, kinds=[kind])
     (reported,) = supply_plan.shown([Supply(kind="a100", free=free, total=8, per_node=4)], forecast)
     assert words in reported.words
-    assert f"{free} will be free" not in reported.words
+    assert f"expects {free} to be free" not in reported.words
 
 
 def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBroker) -> None:
@@ -506,7 +506,7 @@ def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBro
     broker.put(make_job(1, user="bob", gpus=4, minutes_limit=120, started=now))
     broker.put(make_job(2, user="bob", state="PENDING", gpus=3, node_list=""))
     page = browser.get("/live/").content.decode()
-    assert "3 queued" in page and "By Slurm&#x27;s plan 4 will be free from" in page
+    assert "3 queued" in page and "Slurm expects 4 to be free from" in page
     page = BeautifulSoup(page, "html.parser")
     (when,) = page.select("#supply-1 .hint time")
     assert when["title"] and when["data-style"] == "short"

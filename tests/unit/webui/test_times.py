@@ -106,8 +106,12 @@ def test_pages_have_moments_for_the_browser_and_its_script(
     assert answer.select_one("script[src*='carme/times.']") is not None
     moments = answer("time")
     assert moments or page == "/"
-    for one in moments:
-        assert one["data-style"] in {*STYLES, "span"} and str(one["datetime"]).endswith("Z") and one["title"]
+    for element in moments:
+        assert (
+            element["data-style"] in {*STYLES, "span"}
+            and str(element["datetime"]).endswith("Z")
+            and element["title"]
+        )
 
 
 def test_lists_have_moments_by_their_distance(
@@ -173,9 +177,9 @@ def test_bookings_are_by_the_readers_clocks_with_the_sites_on_hover(
             content = BeautifulSoup(reader.get(page).content, "html.parser")
             times = content.select(f'time[data-style=span][datetime="{booked.start:%Y-%m-%dT%H:%M:%SZ}"]')
             assert times, page
-            for one in times:
-                assert clock(booked.start, "Asia/Tokyo") in one.text, page
-                assert clock(booked.start, "Europe/Berlin") in str(one["title"]), page
+            for element in times:
+                assert clock(booked.start, "Asia/Tokyo") in element.text, page
+                assert clock(booked.start, "Europe/Berlin") in str(element["title"]), page
     hours = BeautifulSoup(browser.get("/bookings/").content, "html.parser").select(".calendar th.hour time")
     at = datetime.fromisoformat(str(hours[0]["datetime"]))
     assert hours and f"{clock(at, 'Europe/Berlin')}:00 CE" in str(hours[0]["title"])
@@ -211,8 +215,8 @@ def test_what_is_typed_is_by_the_same_clocks(browser: Browser, booked: Booking) 
     fields = {"kind": "gpu:a100:4", "nodes": 1, "length": "1h", "date": day.isoformat(), "time": "09:00"}
     answer = browser.send("/bookings/new/", "/bookings/new/", **fields)
     assert answer.status_code == 302
-    made = Booking.objects.exclude(pk=booked.pk).get()
-    assert made.start == datetime(day.year, day.month, day.day, tzinfo=UTC), (
+    booking = Booking.objects.exclude(pk=booked.pk).get()
+    assert booking.start == datetime(day.year, day.month, day.day, tzinfo=UTC), (
         "nine in Tokyo is midnight in UTC"
     )
 
@@ -230,7 +234,7 @@ def test_two_devices_in_two_zones_do_not_write_all_the_time(
     alice.refresh_from_db()
     assert alice.browser_zone == "Asia/Tokyo", "for an hour"
     changes = LogEntry.objects.get_for_object(alice)
-    assert not [one for one in changes if "browser_zone" in one.changes_dict]
+    assert not [change for change in changes if "browser_zone" in change.changes_dict]
 
 
 def test_a_form_is_read_by_the_clocks_that_it_was_written_by(browser: Browser, booked: Booking) -> None:
@@ -242,8 +246,8 @@ def test_a_form_is_read_by_the_clocks_that_it_was_written_by(browser: Browser, b
     fields = {"kind": "gpu:a100:4", "nodes": 1, "length": "1h", "date": day.isoformat(), "time": "09:00"}
     browser.cookies["carme_zone"] = "America/New_York"
     browser.send("/bookings/new/", "/bookings/new/", zone="Asia/Tokyo", **fields)
-    made = Booking.objects.exclude(pk=booked.pk).get()
-    assert made.start == datetime(day.year, day.month, day.day, tzinfo=UTC)
+    booking = Booking.objects.exclude(pk=booked.pk).get()
+    assert booking.start == datetime(day.year, day.month, day.day, tzinfo=UTC)
     for zone in ("Nowhere/Else", "../x"):
         answer = browser.send("/bookings/new/", "/bookings/new/", zone=zone, **(fields | {"nodes": 99}))
         assert "Times are in America/New_York." in words(answer)
@@ -257,13 +261,13 @@ def test_moments_are_by_the_chosen_zone(
     browser.cookies["carme_zone"] = "Asia/Tokyo"
     page = BeautifulSoup(browser.get("/jobs/7/").content, "html.parser")
     assert page.html is not None and "data-zone" not in page.html.attrs, "the script knows the browser's"
-    assert any("JST" in one.text for one in page("time"))
+    assert any("JST" in element.text for element in page("time"))
     site = f"{now.astimezone(ZoneInfo('Europe/Berlin')):%Z}"
-    assert all(site in str(one["title"]) for one in page("time")), "the site's on hover"
+    assert all(site in str(element["title"]) for element in page("time")), "the site's on hover"
     User.objects.filter(pk=alice.pk).update(time_zone="Asia/Kolkata")
     page = BeautifulSoup(browser.get("/jobs/7/").content, "html.parser")
     assert page.html is not None and page.html["data-zone"] == "Asia/Kolkata"
-    assert any("IST" in one.text for one in page("time"))
+    assert any("IST" in element.text for element in page("time"))
 
 
 def test_a_refusal_is_by_the_same_clocks(browser: Browser, booked: Booking) -> None:

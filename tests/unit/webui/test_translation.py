@@ -58,7 +58,7 @@ def test_every_text_has_a_german_one(catalogue: ModuleType) -> None:
         if (text if isinstance(text, str) else (text[0], 0)) not in known:
             missing.append(text)
         english = text if isinstance(text, str) else text[1]
-        assert all(sorted(PLACES.findall(one)) == sorted(PLACES.findall(english)) for one in message), text
+        assert all(sorted(PLACES.findall(form)) == sorted(PLACES.findall(english)) for form in message), text
     assert not missing, "run webui/catalogue.py, which says how to go on"
 
 

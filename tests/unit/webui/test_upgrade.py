@@ -94,7 +94,7 @@ def migrate(target: list[tuple[str, str]]) -> Any:
 
 def own_labels() -> list[str]:
     graph = MigrationExecutor(connection).loader.graph
-    own = [one.label for one in apps.get_app_configs() if one.name.startswith("carme_webui.")]
+    own = [app.label for app in apps.get_app_configs() if app.name.startswith("carme_webui.")]
     return [label for label in own if (label, "0001_initial") in graph.nodes]
 
 

@@ -36,7 +36,7 @@ class BrokerSync:
     def __init__(self) -> None:
         self._ending = threading.Event()
         self._hub_calls = ThreadPoolExecutor(settings.SESSIONS_AT_ONCE, thread_name_prefix="session")
-        self._under_way: set[str] = set()
+        self._in_progress: set[str] = set()
         self._requests = notifier.session_requests()
         self.threads = [
             threading.Thread(target=self._repeat, args=(step,), name=step.__name__, daemon=True)
@@ -63,19 +63,19 @@ class BrokerSync:
 
     def _tend(self) -> None:
         for name in due_sessions():
-            if name not in self._under_way:
-                self._under_way.add(name)
-                self._hub_calls.submit(self._tend_one, name)
+            if name not in self._in_progress:
+                self._in_progress.add(name)
+                self._hub_calls.submit(self._tend_session, name)
         close_old_connections()
         self._requests.wait(PAUSE)
 
-    def _tend_one(self, name: str) -> None:
+    def _tend_session(self, name: str) -> None:
         try:
             tend_named(name)
         except Exception:
             logger.exception("Session %s could not be looked after; the next try follows", name)
         finally:
-            self._under_way.discard(name)
+            self._in_progress.discard(name)
             close_old_connections()
 
     def _repeat(self, step: Callable[[], None]) -> None:

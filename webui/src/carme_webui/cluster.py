@@ -115,7 +115,7 @@ class Reservations(list[Reservation]):
     def __init__(self, reservations: Iterable[Reservation] = ()) -> None:
         super().__init__(reservations)
         self.number = next(_numbers)
-        self.of_others = [one for one in self if not is_ours(one.name)]
+        self.of_others = [reservation for reservation in self if not is_ours(reservation.name)]
 
 
 def _by_node(jobs: Iterable[tuple[RunningJob, list[str]]]) -> dict[str, list[RunningJob]]:
@@ -375,10 +375,14 @@ def _placed(request: JobRequest, cluster: Cluster, access: Access) -> JobRequest
     """The job in the first partition that takes it, with the first of the user's accounts if need be."""
     account = request.account or settings.SITE.slurm.default_account
     first = partition_of(request, cluster, settings.SITE)
-    mine = [one for one in usable(cluster, access).partitions if one.state == "UP" and one.node_names]
+    usable_partitions = [
+        candidate
+        for candidate in usable(cluster, access).partitions
+        if candidate.state == "UP" and candidate.node_names
+    ]
     payers: list[str | None] = [account, *([] if request.account else access.accounts)]
     for payer in payers:
-        for partition in [first, *mine]:
+        for partition in [first, *usable_partitions]:
             if partition_refusal(partition, access, payer, request.qos) is None:
                 if partition == first and payer == account:
                     return request

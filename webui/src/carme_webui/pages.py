@@ -15,7 +15,7 @@ from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from carme_webui.accounts.models import User
-from carme_webui.announcements.models import maintenance_near
+from carme_webui.announcements.models import upcoming_maintenance
 from carme_webui.profile.notices import unread
 
 __all__ = [
@@ -39,22 +39,22 @@ def site(request: HttpRequest) -> dict[str, Any]:
     user = getattr(request, "user", None)
     count = SimpleLazyObject(lambda: unread(user) if isinstance(user, User) else 0)
     theme = user.theme if isinstance(user, User) else ""
-    near = SimpleLazyObject(lambda: maintenance_near() if isinstance(user, User) else [])
+    near = SimpleLazyObject(lambda: upcoming_maintenance() if isinstance(user, User) else [])
     return {
         "site_name": settings.SITE.site.name,
         "unread": count,
         "theme": theme,
         "own_zone": user.time_zone if isinstance(user, User) else "",
-        "maintenance_near": near,
+        "upcoming_maintenance": near,
         "navigation": SimpleLazyObject(
-            lambda: _navigation(_here(request), bool(user and user.is_staff), get_language())
+            lambda: _navigation(_current_section(request), bool(user and user.is_staff), get_language())
         ),
-        "help_section": f"#{_here(request)}" if _here(request) in HELP_SECTIONS else "",
+        "help_section": f"#{_current_section(request)}" if _current_section(request) in HELP_SECTIONS else "",
         "outside": settings.SITE.oidc.name if settings.SITE.oidc.issuer else "",
     }
 
 
-def _here(request: HttpRequest) -> str:
+def _current_section(request: HttpRequest) -> str:
     """The first part of the page's address; empty for the dashboard, and for what is not a page."""
     match = request.resolver_match
     return match.route.partition("/")[0] if match else ""
@@ -125,8 +125,8 @@ def server_error(request: HttpRequest) -> HttpResponse:
     """500"""
     context = {
         "title": _("Something went wrong"),
-        "sentence": _("The portal failed to make this page."),
-        "remedy": _("Try again; if it stays so, tell an administrator when it happened and what you did."),
+        "sentence": _("The portal failed to create this page."),
+        "remedy": _("Try again. If it fails again, tell an administrator when it happened and what you did."),
     }
     # Without the request: what failed may be what the usual page header needs, such as the database.
     page = render_to_string("error.html", context | {"site_name": settings.SITE.site.name})

@@ -56,7 +56,7 @@ def work_with_credit() -> Net:
 def in_order(file: Path) -> Net:
     """Results are made in any order and written in that of their numbers."""
     net = Net("in_order")
-    start, tasks, made = net.place("start", list), net.place("tasks", tuple), net.place("made", tuple)
+    start, tasks, results = net.place("start", list), net.place("tasks", tuple), net.place("results", tuple)
     position, done = net.place("position", int, tokens=[0]), net.place("done", str)
     end = net.place("end", int)
 
@@ -66,9 +66,9 @@ def in_order(file: Path) -> Net:
             yield tasks, (number, size)
         yield end, len(sizes)
 
-    net.add("work", tasks >> made, lambda task: (task[0], bytes([task[0]]) * task[1]))
+    net.add("work", tasks >> results, lambda task: (task[0], bytes([task[0]]) * task[1]))
 
-    @net.transition(position + made >> position, guard=lambda at, given: given[0] == at)
+    @net.transition(position + results >> position, guard=lambda at, given: given[0] == at)
     def write(at: int, given: tuple[int, bytes]) -> int:
         with file.open("ab") as opened:
             opened.write(given[1])
@@ -163,16 +163,16 @@ def blocks() -> Net:
     """Blocks of a range are worked on in as many slots as it has room for."""
     net = Net("blocks")
     count, size = net.place("count", int), 8
-    memory_made, slots, blocks_left = (
+    memories, slots, blocks_left = (
         net.place("memory", Range),
         net.place("slots", int),
         net.place("left", int),
     )
     ready, worked, done = net.place("ready", tuple), net.place("worked", tuple), net.place("done", int)
 
-    @net.transition(count >> memory_made + slots + blocks_left)
+    @net.transition(count >> memories + slots + blocks_left)
     def begin(number: int, memory):  # type: ignore[no-untyped-def]
-        yield memory_made, memory.allocate("slots", (3, size))
+        yield memories, memory.allocate("slots", (3, size))
         for slot in range(3):
             yield slots, slot
         for block in range(number):
@@ -180,7 +180,7 @@ def blocks() -> Net:
 
     net.add("assign", blocks_left + slots >> ready, lambda block, slot: (block, slot))
 
-    @net.transition(ready + memory_made.read >> worked)
+    @net.transition(ready + memories.read >> worked)
     def work(given: tuple[int, int], range: Range) -> tuple[int, int]:
         range.array()[given[1]] = given[0]
         assert (range.array()[given[1]] == given[0]).all()
@@ -198,19 +198,23 @@ def one_to_many() -> Net:
 
     @net.transition(start >> whole + parts + left)
     def fill(n: int, memory):  # type: ignore[no-untyped-def]
-        made = memory.allocate("whole", (n, 100), "int64")
-        made.array()[:] = 1
-        yield whole, made
+        allocated = memory.allocate("whole", (n, 100), "int64")
+        allocated.array()[:] = 1
+        yield whole, allocated
         yield left, (n, 0)
         for part in range(n):
             yield parts, part
 
-    net.add("read", whole.read + parts >> sums, lambda made, part: int(made.array(write=False)[part].sum()))
+    net.add(
+        "read",
+        whole.read + parts >> sums,
+        lambda allocated, part: int(allocated.array(write=False)[part].sum()),
+    )
     net.add("add", sums + left >> left, lambda value, s: (s[0] - 1, s[1] + value))
 
-    @net.transition(left + whole >> total, guard=lambda s, made: s[0] == 0)
-    def finish(state: tuple[int, int], made: Range, memory) -> int:  # type: ignore[no-untyped-def]
-        memory.delete(made)
+    @net.transition(left + whole >> total, guard=lambda s, allocated: s[0] == 0)
+    def finish(state: tuple[int, int], allocated: Range, memory) -> int:  # type: ignore[no-untyped-def]
+        memory.delete(allocated)
         return state[1]
 
     return net

@@ -146,7 +146,7 @@ def heat(parts: int, steps: int) -> Net:
     """
     net = Net("heat")
     start, field = net.place("start", int), net.place("field", Range)
-    ready, made, result = net.place("ready", tuple), net.place("made", tuple), net.place("result", list)
+    ready, stepped, result = net.place("ready", tuple), net.place("stepped", tuple), net.place("result", list)
 
     @net.transition(start >> field + ready)
     def begin(cells: int, memory: Memory) -> Iterator[tuple[str, Any]]:
@@ -157,7 +157,7 @@ def heat(parts: int, steps: int) -> Net:
         for part in range(parts):
             yield "ready", (0, part)
 
-    @net.transition(ready + field.read >> made)
+    @net.transition(ready + field.read >> stepped)
     def step(work: tuple[int, int], field: Range) -> tuple[int, int]:
         number, part = work
         old, new = field.array()[number % 2], field.array()[1 - number % 2]
@@ -166,11 +166,11 @@ def heat(parts: int, steps: int) -> Net:
         new[first:last] = (halo[:-2] + halo[1:-1] + halo[2:]) / 3
         return number + 1, part
 
-    @net.transition(parts * made >> ready, guard=lambda done: done[0][0] < steps)
+    @net.transition(parts * stepped >> ready, guard=lambda done: done[0][0] < steps)
     def begin_step(done: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield from done
 
-    @net.transition(parts * made + field >> result, guard=lambda done, _: done[0][0] == steps)
+    @net.transition(parts * stepped + field >> result, guard=lambda done, _: done[0][0] == steps)
     def end(_: list[tuple[int, int]], field: Range, memory: Memory) -> list[float]:
         values = field.array()[steps % 2].tolist()
         memory.delete(field)

@@ -190,8 +190,8 @@ void Context::forget_abort(uint64_t key) {
 void Context::look_for_deaths() {
     for (int r = 0; r < size_; ++r) {
         if (pidfds_[size_t(r)] < 0 || is_lost(r)) continue;
-        pollfd one{pidfds_[size_t(r)], POLLIN, 0};
-        if (poll(&one, 1, 0) == 1) lost_[size_t(r)].store(true, std::memory_order_release);
+        pollfd process{pidfds_[size_t(r)], POLLIN, 0};
+        if (poll(&process, 1, 0) == 1) lost_[size_t(r)].store(true, std::memory_order_release);
     }
 }
 

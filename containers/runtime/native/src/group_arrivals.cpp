@@ -80,14 +80,14 @@ void Group::await_one(Flag& flag, uint32_t target, int local) {
 void Group::finish(Batch& batch, size_t index) {
     Request& request = batch[index];
     auto ready = [&] { return request.state.load(std::memory_order_acquire) != State::pending; };
-    auto look = [&] {
+    auto check = [&] {
         health();
         if (!request.check) return;  // not a message that is to come
         // Of calls of another kind messages may differ in their tags, and wait for ever, as this one does.
         const int other = context_->links().who_disagrees(key_, sequence_, request.check);
         if (other >= 0) fail_other_call(other);
     };
-    bool over = context_->links().drive(crowded_, deadline_, ready, look, &request, patient_);
+    bool over = context_->links().drive(crowded_, deadline_, ready, check, &request, patient_);
     if (!over) {
         break_up(request.peer);
         throw Failure(Trouble::timeout,

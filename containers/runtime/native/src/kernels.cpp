@@ -88,18 +88,18 @@ template <class T, class Op, bool Scaled>
 void run_two(const T* a, const T* b, T* d, T* e, size_t count, typename Traits<T>::Wide factor) {
     using Tr = Traits<T>;
     using Wide = typename Tr::Wide;
-    const auto one = [=](size_t i) {
+    const auto element = [=](size_t i) {
         const Wide v = Op::apply(Tr::load(a[i]), Tr::load(b[i]));
         return Tr::store(Scaled ? Wide(v * factor) : v);
     };
     if (!e) {
 #pragma GCC ivdep
-        for (size_t i = 0; i < count; ++i) d[i] = one(i);
+        for (size_t i = 0; i < count; ++i) d[i] = element(i);
         return;
     }
 #pragma GCC ivdep
     for (size_t i = 0; i < count; ++i) {
-        const T v = one(i);
+        const T v = element(i);
         d[i] = v;
         e[i] = v;
     }

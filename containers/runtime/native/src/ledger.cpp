@@ -51,10 +51,11 @@ std::optional<Request*> Ledger::take(int peer, const Frame& message) {
 bool Ledger::awaits(int peer, const Frame& message) const {
     if (const auto now = engaged_.find(message.key); now != engaged_.end())
         return now->second.first != message.sequence || now->second.second == message.check;
-    const auto one = posted_.lower_bound({peer, message.key, 0, 0});
-    if (one == posted_.end()) return false;
-    auto& [from, key, sequence, tag] = one->first;
-    return from == peer && key == message.key && (sequence != message.sequence || one->second->check == message.check);
+    const auto entry = posted_.lower_bound({peer, message.key, 0, 0});
+    if (entry == posted_.end()) return false;
+    auto& [from, key, sequence, tag] = entry->first;
+    return from == peer && key == message.key &&
+           (sequence != message.sequence || entry->second->check == message.check);
 }
 
 void Ledger::arrived(int peer, const Frame& message, std::vector<char> data) {
@@ -73,10 +74,10 @@ void Ledger::forget(uint64_t key) {
 
 int Ledger::who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) const {
     for (int peer = 0; peer < int(lost_.size()); ++peer)
-        for (auto one = unexpected_.lower_bound({peer, key, sequence, 0}); one != unexpected_.end(); ++one) {
-            auto& [from, group, when, tag] = one->first;
+        for (auto entry = unexpected_.lower_bound({peer, key, sequence, 0}); entry != unexpected_.end(); ++entry) {
+            auto& [from, group, when, tag] = entry->first;
             if (from != peer || group != key || when != sequence) break;
-            if (one->second.first != check) return peer;
+            if (entry->second.first != check) return peer;
         }
     return -1;
 }

@@ -88,9 +88,9 @@ thread_local Local local;
 
 std::string block(Block type, uint32_t number, const void* data, size_t size) {
     const BlockHead head{type, number, size};
-    std::string made(reinterpret_cast<const char*>(&head), sizeof head);
-    made.append(static_cast<const char*>(data), size);
-    return made;
+    std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
+    bytes.append(static_cast<const char*>(data), size);
+    return bytes;
 }
 
 std::string block(Block type, uint32_t number, const std::string& text) {

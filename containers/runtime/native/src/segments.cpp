@@ -85,8 +85,8 @@ std::shared_ptr<Mapping> Context::open_peer(int rank, int fd, uint64_t offset, u
         return Mapping::open(pids_[size_t(rank)], fd, offset, size);
     } catch (const Failure&) {
         // A process that ends has no open files some moments before it is seen to have ended.
-        pollfd one{pidfds_[size_t(rank)], POLLIN, 0};
-        if (one.fd >= 0) poll(&one, 1, longest_end_ms);
+        pollfd process{pidfds_[size_t(rank)], POLLIN, 0};
+        if (process.fd >= 0) poll(&process, 1, longest_end_ms);
         look_for_deaths();
         throw_if_lost(rank, "the opening of its memory");
         throw;

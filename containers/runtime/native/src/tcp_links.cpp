@@ -76,8 +76,8 @@ void TcpLinks::start() {
 void TcpLinks::stop() {
     stopping_ = true;
     if (thread_.joinable()) {
-        uint64_t one = 1;
-        (void)!write(kick_, &one, sizeof one);
+        uint64_t wakeup = 1;
+        (void)!write(kick_, &wakeup, sizeof wakeup);
         thread_.join();
     }
     // What is still to be delivered when this process has gone: its kernel gives up once it would wait for so long.
@@ -165,8 +165,8 @@ void TcpLinks::poll_for(const Request& request) {
 // Threads that sleep in `poll` for what is complete now.
 void TcpLinks::wake_others(int own) {
     if (ledger_.completed_any && others_wait(own)) {
-        uint64_t one = 1;
-        (void)!write(kick_, &one, sizeof one);
+        uint64_t wakeup = 1;
+        (void)!write(kick_, &wakeup, sizeof wakeup);
     }
 }
 

@@ -84,7 +84,7 @@ void TcpLinks::hear(Peer& peer) {
 // Whether something of a stream waits to be expected.
 bool TcpLinks::still_speaks(int peer) const {
     const auto& streams = peers_[size_t(peer)].streams;
-    return std::any_of(streams.begin(), streams.end(), [](const Link* one) { return one->paused_since; });
+    return std::any_of(streams.begin(), streams.end(), [](const Link* link) { return link->paused_since; });
 }
 
 // A peer that leaves closes all of its streams. Of one that is done the last message may still be on its way by another
@@ -100,7 +100,7 @@ void TcpLinks::end(Link& link) {
         --wanting_;
     }
     const auto& streams = peers_[size_t(link.peer)].streams;
-    if (std::all_of(streams.begin(), streams.end(), [](Link* one) { return one->ended_since; })) lose(link.peer);
+    if (std::all_of(streams.begin(), streams.end(), [](Link* stream) { return stream->ended_since; })) lose(link.peer);
 }
 
 void TcpLinks::drop(Link& link, const std::string& why) {

@@ -218,8 +218,8 @@ bool TcpLinks::busy_with(int peer, const Frame& message) const {
     if (!message.check || message.check & of_letters) return false;
     if (ledger_.awaits(peer, message)) return true;
     const auto& streams = peers_[size_t(peer)].streams;
-    return std::any_of(streams.begin(), streams.end(), [&](const Link* one) {
-        return !one->out.empty() && one->out.front().frame.key == message.key;
+    return std::any_of(streams.begin(), streams.end(), [&](const Link* link) {
+        return !link->out.empty() && link->out.front().frame.key == message.key;
     });
 }
 

@@ -47,7 +47,7 @@ struct Script {
 };
 
 Context& context() {
-    static Context* made = [] {
+    static Context* instance = [] {
         auto* c = new Context(0, ranks);
         c->segment_alloc(0, 100);
         c->segment_alloc(1, 300 * 1024);
@@ -56,7 +56,7 @@ Context& context() {
         });
         return c;
     }();
-    return *made;
+    return *instance;
 }
 
 struct Expected {
@@ -79,7 +79,7 @@ public:
         }
     }
     ~Wire() {
-        for (auto& one : expected_) links_.cancel(one.request.get(), 1);
+        for (auto& expected : expected_) links_.cancel(expected.request.get(), 1);
         for (int fd : theirs_)
             if (fd >= 0) close(fd);
         links_.forget(group_key);
@@ -133,32 +133,32 @@ private:
     }
 
     void receive(Script& script) {
-        Expected& one = expect();
-        one.request->size = script.number(script.number(4) ? 200 : largest);
-        one.buffer = std::make_unique<char[]>(one.request->size);
+        Expected& expected = expect();
+        expected.request->size = script.number(script.number(4) ? 200 : largest);
+        expected.buffer = std::make_unique<char[]>(expected.request->size);
         links_.receive_message(1 + int(script.number(2)), script.number(16), uint32_t(script.number(3)),
-                               uint32_t(script.number(3)), uint32_t(script.number(3)), one.buffer.get(),
-                               one.request->size, one.request.get());
+                               uint32_t(script.number(3)), uint32_t(script.number(3)), expected.buffer.get(),
+                               expected.request->size, expected.request.get());
     }
 
     void ask(Script& script) {
-        Expected& one = expect();
+        Expected& expected = expect();
         Frame frame;
         frame.type = script.number(2) ? FrameType::read_request : FrameType::atomic_request;
         if (frame.type == FrameType::read_request) {
-            one.request->size = frame.size = script.number(1000);
-            one.buffer = std::make_unique<char[]>(frame.size);
-            one.request->into = one.buffer.get();
+            expected.request->size = frame.size = script.number(1000);
+            expected.buffer = std::make_unique<char[]>(frame.size);
+            expected.request->into = expected.buffer.get();
         }
-        links_.ask(1 + int(script.number(2)), frame, one.request.get());
+        links_.ask(1 + int(script.number(2)), frame, expected.request.get());
     }
 
     void send(Script& script) {
-        Expected& one = expect();
+        Expected& expected = expect();
         uint64_t size = script.number(script.number(4) ? 200 : largest);
-        one.buffer = std::make_unique<char[]>(size);
+        expected.buffer = std::make_unique<char[]>(size);
         links_.send_message(1 + int(script.number(2)), script.number(16), 0, uint32_t(script.number(3)), 0,
-                            one.buffer.get(), size, one.request.get());
+                            expected.buffer.get(), size, expected.request.get());
     }
 
     void step(Script& script) {

@@ -44,8 +44,8 @@ void arithmetic() {
     // Halves and brain floats: every value survives, ties go to even.
     for (uint32_t bits = 0; bits < 65536; ++bits) {
         for (Type type : {Type::f16, Type::bf16}) {
-            uint16_t value = uint16_t(bits), one = value, out = 0;
-            const void* sources[1] = {&one};
+            uint16_t value = uint16_t(bits), source = value, out = 0;
+            const void* sources[1] = {&source};
             void* destination = &out;
             reduce(type, Reduction::sum, sources, 1, &destination, 1, 1);
             bool nan = type == Type::f16 ? (bits & 0x7FFF) > 0x7C00 : (bits & 0x7FFF) > 0x7F80;

@@ -236,14 +236,14 @@ void heartbeats() {
     const auto end = Deadline::after_ms(60'000);
     auto requests = [&] {
         ::poll(theirs.data(), nfds_t(peers), 0);
-        return std::count_if(theirs.begin(), theirs.end(), [](const pollfd& one) { return one.revents & POLLIN; });
+        return std::count_if(theirs.begin(), theirs.end(), [](const pollfd& polled) { return polled.revents & POLLIN; });
     };
     links.poll(0);
     while (requests() < at_once - 1 && !end.passed()) std::this_thread::yield();
     CHECK(requests() <= at_once);
     while (requests() < peers && !end.passed()) links.poll(20);
     CHECK(requests() == peers);
-    for (auto& one : theirs) close(one.fd);
+    for (auto& polled : theirs) close(polled.fd);
 }
 
 // A peer leaves while nobody looks for a while: what came before the end of its first stream, and is more than is taken at

@@ -120,14 +120,14 @@ class Watch:
         """Answer members that ask where this one is; return who they are."""
         questions = list(self._talk.questions())
         if questions:
-            where = self._where()
+            where = self._stacks()
             for member, number in questions:
                 self._talk.answer(member, number, asking, where)
             # What waits now is in their report.
             self._waiting = {thread: (frame, at, True) for thread, (frame, at, _) in self._waiting.items()}
         return [member for member, _ in questions]
 
-    def _where(self) -> str:
+    def _stacks(self) -> str:
         """The stacks of the main thread, and of others that wait."""
         parts = []
         main = threading.main_thread().ident
@@ -146,7 +146,7 @@ class Watch:
     def _report(self, what: str) -> None:
         number = self._talk.ask()
         end = time.monotonic() + _PAUSES_TO_ANSWER * self._pause + _ANSWER_SECONDS
-        places = {self._where(): [self._me]}
+        places = {self._stacks(): [self._me]}
         missing = set(range(len(self._ranks))) - {self._me}
         while missing and time.monotonic() < end and not self._stopped.wait(self._pause / 10):
             # Of several who ask at a time the first member reports.
@@ -202,13 +202,13 @@ class _Talk:
 
     def questions(self) -> Iterator[tuple[int, int]]:
         """The ranks that have sent queries since the last time, and the numbers of these."""
-        for member, reported in self._came(self._questions):
+        for member, reported in self._arrived(self._questions):
             self._questions[member] = self._expect(member, _QUESTION_TAG, _QUESTION)
             yield member, _QUESTION.unpack(reported)[0]
 
     def answers(self, number: int) -> Iterator[tuple[int, bool, str]]:
         """Who has answered question `number`, whether that one asks as well, and where it is."""
-        for member, reported in self._came(self._answers):
+        for member, reported in self._arrived(self._answers):
             self._owed[member] -= 1
             if self._owed[member]:
                 self._answers[member] = self._expect(member, _ANSWER_TAG, _ANSWER, _LONGEST_ANSWER)
@@ -217,7 +217,7 @@ class _Talk:
                 text = reported[_ANSWER.size : _ANSWER.size + size]
                 yield member, asking, text.decode(errors="replace")
 
-    def _came(self, expected: dict[int, tuple[bytearray, Pending]]) -> Iterator[tuple[int, bytearray]]:
+    def _arrived(self, expected: dict[int, tuple[bytearray, Pending]]) -> Iterator[tuple[int, bytearray]]:
         """What has come, which is no longer expected. Of members that are lost nothing is."""
         for member, (room, pending) in list(expected.items()):
             if not pending.done():

@@ -330,7 +330,7 @@ def _show(process: subprocess.Popen[bytes], interrupts: "_Interrupts", show: Cal
             waiting.register(interrupts.wakeup, selectors.EVENT_READ)
         while process.stdout in waiting.get_map():
             ready = [key.fileobj for key, _ in waiting.select()]
-            if interrupts.came():
+            if interrupts.interrupted():
                 process.send_signal(signal.SIGINT)
             if process.stdout in ready:
                 data = os.read(process.stdout.fileno(), 65536)
@@ -340,7 +340,7 @@ def _show(process: subprocess.Popen[bytes], interrupts: "_Interrupts", show: Cal
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(1)
-        if interrupts.came():
+        if interrupts.interrupted():
             process.send_signal(signal.SIGINT)
 
 
@@ -369,7 +369,7 @@ class _Interrupts:
         signal.signal(signal.SIGINT, lambda number, frame: None)
         return self
 
-    def came(self) -> bool:
+    def interrupted(self) -> bool:
         """Whether an interrupt has come since the last call."""
         numbers = b""
         while self.wakeup is not None:
@@ -389,7 +389,7 @@ class _Interrupts:
             return
         signal.signal(signal.SIGINT, self._before)
         signal.set_wakeup_fd(self._other)
-        missed = self.came()
+        missed = self.interrupted()
         os.close(self.wakeup)
         os.close(self._write)
         if missed and kind is None:

@@ -211,8 +211,8 @@ def test_dropout_gives_the_mask_of_what_it_keeps_while_it_trains():
         [node], {"x": (64, 64)}, ["y", "mask"], [numpy_helper.from_array(np.array(0.25, np.float32), "ratio")]
     )
     proto.graph.output[1].type.tensor_type.elem_type = TensorProto.BOOL
-    made, mask = carme_onnx.to_torch(proto).train()(torch.ones(64, 64))
-    assert torch.equal(made, mask / 0.75) and 0.7 < mask.float().mean() < 0.8
+    created, mask = carme_onnx.to_torch(proto).train()(torch.ones(64, 64))
+    assert torch.equal(created, mask / 0.75) and 0.7 < mask.float().mean() < 0.8
 
 
 def test_constants_within_a_choice_and_in_attributes_go_with_the_module():
@@ -286,7 +286,7 @@ def classifier(batch: Any = 1) -> Any:
 
 def reference() -> Any:
     """The same network, as one writes it for PyTorch."""
-    made: Any = torch.nn.Sequential(
+    created: Any = torch.nn.Sequential(
         torch.nn.Conv2d(1, 4, 3, bias=False),
         torch.nn.BatchNorm2d(4),
         torch.nn.ReLU(),
@@ -295,10 +295,10 @@ def reference() -> Any:
     )
     tensors = {each.name: numpy_helper.to_array(each) for each in classifier().graph.initializer}
     with torch.no_grad():
-        made[0].weight.copy_(torch.from_numpy(tensors["w"].copy()))
-        made[4].weight.copy_(torch.from_numpy(tensors["fc"].copy()))
-        made[4].bias.zero_()
-    return made
+        created[0].weight.copy_(torch.from_numpy(tensors["w"].copy()))
+        created[4].weight.copy_(torch.from_numpy(tensors["fc"].copy()))
+        created[4].bias.zero_()
+    return created
 
 
 @pytest.fixture

@@ -78,17 +78,21 @@ def test_weights_in_another_file_are_read_and_missed(tmp_path: Path):
 def snapshot(tmp_path: Path) -> Path:
     """A model in Hugging Face's cache: its files are links to those of `blobs`."""
     model = tmp_path / "hub" / "models--maker--chain"
-    made = model / "snapshots" / "0a1b" / "onnx"
+    created = model / "snapshots" / "0a1b" / "onnx"
     (model / "blobs").mkdir(parents=True)
-    made.mkdir(parents=True)
+    created.mkdir(parents=True)
     proto = onnx_models.chain(2)
     onnx.save(
-        proto, made / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0
+        proto,
+        created / "model.onnx",
+        save_as_external_data=True,
+        location="model.onnx_data",
+        size_threshold=0,
     )
     for number, name in enumerate(("model.onnx", "model.onnx_data")):
-        (made / name).rename(model / "blobs" / f"hash{number}")
-        (made / name).symlink_to(f"../../../blobs/hash{number}")
-    return made
+        (created / name).rename(model / "blobs" / f"hash{number}")
+        (created / name).symlink_to(f"../../../blobs/hash{number}")
+    return created
 
 
 def test_links_within_a_cache_of_models_are_followed(snapshot: Path):

@@ -86,9 +86,9 @@ def cheapest_cut(graph: Graph, longest: float) -> int:
     times, found = [each.forward_ms(graph.samples) for each in graph.operators], []
     for place in range(1, len(times)):
         if max(sum(times[:place]), sum(times[place:])) <= longest:
-            made = {name for each in graph.operators[:place] for name in each.outputs}
+            created = {name for each in graph.operators[:place] for name in each.outputs}
             used = {name for each in graph.operators[place:] for name in each.inputs}
-            found.append(sum(graph.value[name].bytes for name in made & used))
+            found.append(sum(graph.value[name].bytes for name in created & used))
     return min(found)
 
 
@@ -167,9 +167,9 @@ def test_many_micro_batches_need_no_cut_and_branches_shorten_one():
     )
     many = carme_onnx.plan(heavy, 2, micro_batches=16)
     assert len(many.tasks) == 1 and many.sent_bytes == 0
-    one = carme_onnx.plan(heavy, 2)
-    check_tasks(one)
-    assert one.predicted_ms < 0.6 * one.one_worker_ms
+    planned = carme_onnx.plan(heavy, 2)
+    check_tasks(planned)
+    assert planned.predicted_ms < 0.6 * planned.one_worker_ms
 
 
 def test_the_gpu_gets_what_takes_long():

@@ -28,8 +28,8 @@ def traced(model: Model, x: Any, milliseconds: float = 100.0) -> Graph:
     return replace(graph, samples=1, operators=tuple(timed))
 
 
-def node(kind: str, given: str, made: str, *constants: str, **attributes: Any) -> Any:
-    return helper.make_node(kind, [given, *constants], [made], name=f"node_{made}", **attributes)
+def node(kind: str, given: str, created: str, *constants: str, **attributes: Any) -> Any:
+    return helper.make_node(kind, [given, *constants], [created], name=f"node_{created}", **attributes)
 
 
 def image(opset: int = 17, height: Any = 19) -> Any:
@@ -131,7 +131,7 @@ def check(found: Any, wanted: Any) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("ways", [2, 3])
+@pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize(
     ("proto", "shape"),
     [
@@ -144,11 +144,11 @@ def check(found: Any, wanted: Any) -> None:
     ],
     ids=["image", "opset 9", "products", "squares", "residual", "tied"],
 )
-def test_each_split_gives_what_the_whole_gives(proto: Any, shape: tuple[int, ...], ways: int):
+def test_each_split_gives_what_the_whole_gives(proto: Any, shape: tuple[int, ...], parts: int):
     model, x = carme_onnx.load(proto), onnx_models.random(*shape)
     splitter = Splitter(model, traced(model, x))
     wanted = onnx_models.expected(proto, {"x": x})["y"]
-    groups = splitter.candidates(ways)
+    groups = splitter.candidates(parts)
     assert groups
     for group in groups:
         split = splitter.split_model(group)

@@ -133,10 +133,10 @@ EMPTY += ["announcements/new/", "maintenance/new/", "tokens/"]
 
 def routes(patterns: Any = None, before: str = "") -> Iterator[str]:
     """All routes of the portal but those for programs."""
-    for one in get_resolver("carme_webui.urls").url_patterns if patterns is None else patterns:
-        route = before + str(one.pattern)
-        if isinstance(one, URLResolver):
-            yield from routes(one.url_patterns, route)
+    for pattern in get_resolver("carme_webui.urls").url_patterns if patterns is None else patterns:
+        route = before + str(pattern.pattern)
+        if isinstance(pattern, URLResolver):
+            yield from routes(pattern.url_patterns, route)
         elif not route.startswith(PROGRAMS):
             yield route
 
@@ -182,7 +182,7 @@ class Eyes:
         self._outlines: set[str] = set()
         self._only_on_one: set[str] = set()
 
-    def look(self, who: str, path: str, html: str = "") -> None:
+    def inspect(self, who: str, path: str, html: str = "") -> None:
         """Load a page and judge it, with the parts that it loads itself.
 
         Args:
@@ -208,7 +208,7 @@ class Eyes:
         self.seen.add(f"{who} {path}")
         if known:
             self.page.set_viewport_size(PHONE)
-            wrong = [f"on a phone: {one}" for one in violations(self.page, CROWDED)]
+            wrong = [f"on a phone: {violation}" for violation in violations(self.page, CROWDED)]
         elif self.phone_alone:
             self.page.set_viewport_size(PHONE)
             wrong = violations(self.page, WORDS)
@@ -227,7 +227,7 @@ class Eyes:
 
     def report(self) -> str:
         """What was wrong, a line each."""
-        return "\n".join(f"{where}: {one}" for where, wrong in self.found.items() for one in wrong)
+        return "\n".join(f"{where}: {fault}" for where, wrong in self.found.items() for fault in wrong)
 
     def _is_first(self, who: str) -> bool:
         return not any(name.startswith(f"{who} ") for name in self.seen)
@@ -245,12 +245,12 @@ class Eyes:
         new = set(page.evaluate(ONLY_ON_ONE)) - self._only_on_one
         self._only_on_one |= new
         if new:
-            wrong += [f"on a phone: {one}" for one in violations(page, EVERY)]
+            wrong += [f"on a phone: {violation}" for violation in violations(page, EVERY)]
         page.emulate_media(color_scheme="dark")
-        wrong += [f"on a phone in the dark: {one}" for one in violations(page, SIZES)]
+        wrong += [f"on a phone in the dark: {violation}" for violation in violations(page, SIZES)]
         if new:
             page.set_viewport_size(DESKTOP)
-            wrong += [f"in the dark: {one}" for one in violations(page, COLOURS)]
+            wrong += [f"in the dark: {violation}" for violation in violations(page, COLOURS)]
             page.set_viewport_size(PHONE)
         page.emulate_media(color_scheme="light")
         return wrong
@@ -263,7 +263,7 @@ def main_of(html: str) -> str:
 
 def page_at(http: httpx.Client, context: BrowserContext, path: str) -> str | None:
     """The whole page at an address, empty if something else is there; None: nothing for this user."""
-    cookies = "; ".join(f"{one.get('name')}={one.get('value')}" for one in context.cookies())
+    cookies = "; ".join(f"{cookie.get('name')}={cookie.get('value')}" for cookie in context.cookies())
     with http.stream("GET", f"/{path}", headers={"Cookie": cookies}) as answer:
         assert answer.status_code < 500, path
         if answer.status_code in (302, 403, 404):
@@ -340,7 +340,7 @@ def test_a_fault_that_the_dark_a_phone_or_one_page_alone_shows_is_found(page: Pa
         )
         eyes.judge("user", path)
     assert eyes.found.keys() == {"user wrong"}
-    assert any(one.startswith(fault) for one in eyes.found["user wrong"]), eyes.report()
+    assert any(text.startswith(fault) for text in eyes.found["user wrong"]), eyes.report()
 
 
 @pytest.mark.timeout(10 * HANG)
@@ -355,20 +355,20 @@ def test_no_page_keeps_anybody_out(
     missing = set(todo)
 
     def walk(who: str, below: str = "") -> None:
-        for route in [one for one in todo if one.startswith(below)]:
+        for route in [path for path in todo if path.startswith(below)]:
             there = page_at(http, context, path := concrete(route))
             if there is not None:
                 missing.discard(route)
             if there == "":
                 todo.remove(route)
             if there:
-                eyes.look(who, path, there)
+                eyes.inspect(who, path, there)
         for path in [] if below else FURTHER:
             if there := page_at(http, context, path := path.format(home=broker.home)):
-                eyes.look(who, path, there)
+                eyes.inspect(who, path, there)
 
-    eyes.look("anonymous", "accounts/login/")
-    eyes.look("anonymous", "accounts/inactive/")
+    eyes.inspect("anonymous", "accounts/login/")
+    eyes.inspect("anonymous", "accounts/inactive/")
     missing -= {"accounts/login/", "accounts/inactive/"}
     for who, name in (("user", "bob"), ("manager", "alice"), ("admin", "root1")):
         log_in(page, name)
@@ -377,7 +377,7 @@ def test_no_page_keeps_anybody_out(
         page.get_by_label("Password").fill(PASSWORD)
         page.get_by_role("button", name="Confirm").click()
         walk(who)
-        eyes.look(who, "nothing/")
+        eyes.inspect(who, "nothing/")
         if who == "manager":
             second_factors(alice)
             todo.remove("profile/security/webauthn/add/")  # which wants to read the keys that there are
@@ -411,7 +411,7 @@ def test_no_page_keeps_anybody_out_in_german(
         for path in [*paths, *(path.format(home=broker.home) for path in FURTHER)]:
             if there := page_at(http, context, path):
                 assert '<html lang="de"' in there, path
-                eyes.look(f"German {who}", path, there)
+                eyes.inspect(f"German {who}", path, there)
         page.context.clear_cookies()
     assert not eyes.found, eyes.report()
     assert len(eyes.seen) > len(paths) / 2, "most pages were seen"

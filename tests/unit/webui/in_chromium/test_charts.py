@@ -60,7 +60,7 @@ SPLITS = """chart => {
 }"""
 
 
-def looks(page: Page, name: str, complaints: list[str]) -> None:
+def check_appearance(page: Page, name: str, complaints: list[str]) -> None:
     """Pictures on a wide screen and a phone, light and dark, with nothing for axe to find."""
     assert not complaints  # axe itself tries what the policy forbids
     wrong = []
@@ -70,7 +70,7 @@ def looks(page: Page, name: str, complaints: list[str]) -> None:
             page.emulate_media(color_scheme=scheme)
             keep(page, f"{name}-{size}-{scheme}")
             rules = EVERY if (size, scheme) == ("desktop", "light") else COLOURS
-            wrong += [f"{scheme}: {one}" for one in violations(page, rules)]
+            wrong += [f"{scheme}: {violation}" for violation in violations(page, rules)]
     page.emulate_media(color_scheme="light")
     page.set_viewport_size(DESKTOP)
     complaints.clear()
@@ -163,7 +163,9 @@ def test_curves_are_read_by_pointer_keyboard_and_table(
     # What is new comes into the same drawing, and the table stays open.
     canvas = chart.locator("canvas").element_handle()
     usage, curves = measurements()
-    fresh = [one if one.what != "cpu" else one.model_copy(update={"values": [0.5] * 61}) for one in curves]
+    fresh = [
+        curve if curve.what != "cpu" else curve.model_copy(update={"values": [0.5] * 61}) for curve in curves
+    ]
     broker.measured[7] = usage, fresh
     page.evaluate("document.body.dispatchEvent(new Event('state'))")
     expect(chart.locator(".legend")).to_contain_text("n1: 4")
@@ -171,7 +173,7 @@ def test_curves_are_read_by_pointer_keyboard_and_table(
     assert canvas is not None and canvas.evaluate("canvas => canvas.isConnected")
     chart.get_by_text("As a table").click()
     page.locator("#use").scroll_into_view_if_needed()
-    looks(page, "job-curves", complaints)
+    check_appearance(page, "job-curves", complaints)
     # In print as on white paper, whatever the screen is like.
     page.emulate_media(color_scheme="dark")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -274,7 +276,7 @@ def test_ranks_have_small_charts_of_one_scale(
             stroke = page.locator(".legend .stroke").nth(place)
             drawn = ranks.first.locator("carme-chart").evaluate(LINE_COLOUR, place)
             expect(stroke).to_have_css("border-top-color", drawn)
-    looks(page, "job-ranks", complaints)
+    check_appearance(page, "job-ranks", complaints)
 
 
 def test_stacks_are_read_by_keyboard_and_table(
@@ -305,7 +307,7 @@ def test_stacks_are_read_by_keyboard_and_table(
     chart.get_by_text("As a table").click()
     expect(chart.get_by_role("columnheader")).to_have_text(["Month", "alice", "bob"])
     expect(chart.get_by_role("row")).to_have_count(7)
-    looks(page, "project-use", complaints)
+    check_appearance(page, "project-use", complaints)
     # The calendar has a chart of the same kind; the first values that it shows are today's.
     page.goto("/bookings/")
     chart = page.locator("#share carme-chart")
@@ -318,7 +320,7 @@ def test_stacks_are_read_by_keyboard_and_table(
     today = chart.get_by_role("row").nth(1 + place).get_by_role("rowheader").text_content()
     expect(chart.locator(".legend .moment")).to_have_text(today or "none")
     assert chart.get_by_role("img", name=f"Booked GPUs: {today}: ").count() == 1
-    looks(page, "booking-share", complaints)
+    check_appearance(page, "booking-share", complaints)
 
 
 #: Whether a chart is as wide as its place and has the shape in which it was drawn.
@@ -456,7 +458,7 @@ def test_the_dashboard_shows_what_my_sessions_do(
     expect(page.locator("#month")).to_contain_text("320 of 500 GPU-hours")
     expect(page.get_by_role("table", name="a100: free GPUs in the next days")).to_be_visible()
     expect(page.locator(".images .package").first).to_be_visible()
-    looks(page, "dashboard-running", complaints)
+    check_appearance(page, "dashboard-running", complaints)
     expect(page.get_by_text("First time here?")).to_have_count(0)  # who has a session needs no hint
 
 
@@ -510,7 +512,7 @@ def test_a_guide_is_read_without_the_internet(page: Page, a_life: None, complain
     assert page.evaluate(
         "[...document.images].every(image => image.naturalWidth > 0 || image.loading === 'lazy')"
     )
-    looks(page, "guide", complaints)
+    check_appearance(page, "guide", complaints)
     page.goto("/help/")
-    looks(page, "help", complaints)
+    check_appearance(page, "help", complaints)
     assert json.dumps([url for url in requested if not url.startswith("http://localhost:")]) == "[]"

@@ -62,9 +62,13 @@ def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBro
     editor.fill(SCRIPT.replace("--nodes=2", ""))
     page.get_by_role("button", name="Submit", exact=True).click()
     expect(page.get_by_role("heading", name=re.compile("train"))).to_be_visible()
-    (made,) = broker.requests_of("submit")
-    assert (made.request.name, made.request.gpus_per_node, made.request.minutes) == ("train", 2, 90)
-    assert made.request.nodes == 1
+    (submitted,) = broker.requests_of("submit")
+    assert (submitted.request.name, submitted.request.gpus_per_node, submitted.request.minutes) == (
+        "train",
+        2,
+        90,
+    )
+    assert submitted.request.nodes == 1
     page.goto("/jobs/submit/")
     page.get_by_label("Script", exact=True).fill(SCRIPT)
     expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
@@ -96,8 +100,8 @@ def test_what_the_form_shows_is_what_is_submitted(page: Page, a_life: None, brok
     expect(memory).to_have_value("2048")
     page.get_by_role("button", name="Submit", exact=True).click()
     expect(page.get_by_role("heading", name=re.compile("distributed"))).to_be_visible()
-    (made,) = broker.requests_of("submit")
-    assert (made.request.nodes, made.request.memory_mb_per_node) == (2, 2048)
+    (submitted,) = broker.requests_of("submit")
+    assert (submitted.request.nodes, submitted.request.memory_mb_per_node) == (2, 2048)
 
 
 def test_a_time_is_chosen_by_a_click_or_by_the_script(page: Page, a_life: None, broker: FakeBroker) -> None:
@@ -119,4 +123,4 @@ def test_a_time_is_chosen_by_a_click_or_by_the_script(page: Page, a_life: None, 
     expect(time.get_by_label("Custom")).to_be_checked()
     page.get_by_role("button", name="Submit", exact=True).click()
     time.get_by_label("1 h").wait_for(state="detached")
-    assert [made.request.minutes for made in broker.requests_of("submit")] == [60, 300]
+    assert [request.request.minutes for request in broker.requests_of("submit")] == [60, 300]

@@ -165,7 +165,7 @@ def test_an_upload_goes_on_in_another_tab_where_it_was_interrupted(
 
     page.route("**/files/upload/**", note)
     page.goto("/files/")
-    with page.expect_request(lambda one: one.method == "PUT" and "offset=8388608" in one.url):
+    with page.expect_request(lambda request: request.method == "PUT" and "offset=8388608" in request.url):
         page.get_by_label("Files from this computer").set_input_files(file)
     keep(page, "journey-upload-under-way")
     assert not (broker.home / file.name).exists()
@@ -277,7 +277,7 @@ def test_a_page_on_paper_has_dark_letters_and_no_buttons(page: Page, a_life: Non
     page.goto("/jobs/7/")
     expect(page.locator(".status .state").first).to_be_visible()
     for gone in ("nav", "button", "a.button", ".term"):
-        assert [one.is_visible() for one in page.locator(gone).all()].count(True) == 0, gone
+        assert [row.is_visible() for row in page.locator(gone).all()].count(True) == 0, gone
     colours = (
         "one => [getComputedStyle(one).color, getComputedStyle(document.documentElement).backgroundColor]"
     )
@@ -366,7 +366,10 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
     page.get_by_role("button", name="Resume n1").click()  # which comes by itself
     expect(page.get_by_text("Sent to Slurm.")).to_be_visible()
-    assert [(one.name, one.drain) for one in broker.requests_of("node")] == [("n1", True), ("n1", False)]
+    assert [(request.name, request.drain) for request in broker.requests_of("node")] == [
+        ("n1", True),
+        ("n1", False),
+    ]
     keep(page, "journey-nodes")
     _read_lists_and_approve(page)
     _announce(page)
@@ -427,7 +430,7 @@ def _stop_a_job_and_write_to_its_owner(page: Page) -> None:
     expect(page.get_by_text("You are viewing as alice (read-only).")).to_be_visible()
     page.goto("/profile/")
     expect(page.get_by_text("It filled the disk.")).to_be_visible()
-    expect(page.get_by_text("A message of an administrator: Please clean up.")).to_be_visible()
+    expect(page.get_by_text("Message from an administrator: Please clean up.")).to_be_visible()
     keep(page, "journey-looking")
     page.goto("/")
     expect(

@@ -143,7 +143,7 @@ def test_paper_has_tables_in_full_and_no_menus(page: Page, path: str) -> None:
     page.goto(path)
     expect(page.locator("main table").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 718
-    shown = [one for one in page.locator("main :is(nav a, button, input, select)").all() if one.is_visible()]
+    shown = [row for row in page.locator("main :is(nav a, button, input, select)").all() if row.is_visible()]
     assert len(shown) <= 1, "the menu's present entry alone"
     page.emulate_media(media="screen")
     assert page.locator("main :is(nav a, button)").first.is_visible()

@@ -45,7 +45,11 @@ UNCHANGED = {
 
 
 def _of_the_portal() -> list[type[models.Model]]:
-    return [one for one in apps.get_models() if one.__module__.startswith("carme_webui.") and one is not User]
+    return [
+        model
+        for model in apps.get_models()
+        if model.__module__.startswith("carme_webui.") and model is not User
+    ]
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_a_phone_says_at_the_top_that_the_form_needs_a_change(page: Page, a_life
     page.get_by_label("Hours").fill("0")
     page.get_by_label("Minutes").fill("0")
     page.locator(".start-bar").get_by_role("button", name="Start", exact=True).click()
-    notice = page.get_by_role("alert").filter(has_text="This was not done: the form needs a change.")
+    notice = page.get_by_role("alert").filter(has_text="Not done yet: correct the form first.")
     expect(notice).to_be_in_viewport()
     notice.get_by_role("link", name="Go to the form").click()
     expect(page.get_by_role("heading", name="Start a session")).to_be_in_viewport()
@@ -236,14 +236,14 @@ def test_the_form_advises_how_many_gpus_to_ask_for(page: Page, a_life: None, bro
     table = advice.get_by_role("region", name="Choices")
     table.focus()
     expect(table).to_be_focused()
-    for look, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
+    for screen, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
         page.set_viewport_size(viewport)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             assert violations(page, EVERY if scheme == "light" else SIZES) == []
             assert fits(page)
             page.set_viewport_size(viewport)
-            keep(page, f"start-scaling-{look}-{scheme}")
+            keep(page, f"start-scaling-{screen}-{scheme}")
     page.emulate_media(color_scheme="light")
     page.get_by_label("Result of a probe").fill("gone.json")
     page.keyboard.press("Tab")

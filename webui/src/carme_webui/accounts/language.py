@@ -8,7 +8,7 @@ from django.utils import translation
 
 from carme_webui.accounts.models import User
 
-__all__ = ["chosen", "language_of"]
+__all__ = ["language_of", "use_chosen_language"]
 
 
 def language_of(user: User) -> str:
@@ -16,7 +16,9 @@ def language_of(user: User) -> str:
     return user.language or settings.LANGUAGE_CODE
 
 
-def chosen(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+def use_chosen_language(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
     """Middleware, after Django's own: who has chosen a language gets that one."""
 
     def middleware(request: HttpRequest) -> HttpResponse:

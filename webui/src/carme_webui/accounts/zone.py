@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from carme_webui.accounts.models import User
 from carme_webui.clocks import in_zone
 
-__all__ = ["COOKIE", "known", "zone_names", "zone_of"]
+__all__ = ["COOKIE", "use_reader_zone", "zone_names", "zone_of"]
 
 #: In which `times.js` says the browser's zone.
 COOKIE = "carme_zone"
@@ -40,7 +40,9 @@ def _is_page(request: HttpRequest) -> bool:
     return request.method == "GET" and "HX-Request" not in request.headers
 
 
-def known(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+def use_reader_zone(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
     """Middleware, after that of impersonation: pages are by the reader's clocks.
 
     The browser's zone is kept with the account, so that mails are by the same clocks.

@@ -17,7 +17,7 @@ class NewUserForm(forms.Form):
     name = forms.CharField(
         label=_("User name"),
         max_length=MAXIMUM_LENGTH,
-        help_text=_("That of the Unix account, which must be there."),
+        help_text=_("The name of an existing Unix account."),
         widget=forms.TextInput(
             attrs={"autocapitalize": "none", "spellcheck": "false", "autocomplete": "off"}
         ),

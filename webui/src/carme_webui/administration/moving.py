@@ -20,7 +20,7 @@ __all__ = ["move_database"]
 OLD, NEW = "old", "default"  # migrations may look at the default one, whatever they are given
 BATCH = 500  # rows that are read, written and compared at once
 #: What `migrate` writes into an empty database. Rate limits, the cache's rows, begin anew.
-MADE_BY_MIGRATE = {"django_migrations", "django_content_type", "auth_permission", "portal_cache"}
+WRITTEN_BY_MIGRATE = {"django_migrations", "django_content_type", "auth_permission", "portal_cache"}
 
 _Row = tuple[Any, ...]
 
@@ -81,7 +81,7 @@ def _require_empty() -> None:
     connection = connections[NEW]
     with connection.cursor() as cursor:
         filled = []
-        for table in set(connection.introspection.table_names(cursor)) - MADE_BY_MIGRATE:
+        for table in set(connection.introspection.table_names(cursor)) - WRITTEN_BY_MIGRATE:
             cursor.execute(f"SELECT 1 FROM {connection.ops.quote_name(table)} LIMIT 1")
             if cursor.fetchone():
                 filled.append(table)

@@ -53,7 +53,7 @@ def onboard(
     user.enrolled = timezone.now()
     if created:
         user.save()
-        done = [_("made the portal account"), *done]
+        done = [_("created the portal account"), *done]
     else:
         user.save(update_fields=["enrolled"])
     if project is not None:

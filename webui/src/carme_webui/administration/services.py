@@ -249,5 +249,5 @@ def send_message(by: User, user: User, message: str) -> None:
     words = " ".join(message.split())[:400]
     if not words:
         raise InvalidRequest(_("This cannot be done with this account."), field="message")
-    notify(user, lambda: _("A message of an administrator: %s") % words)
+    notify(user, lambda: _("Message from an administrator: %s") % words)
     AuditEntry.objects.create(by=by, text=f"sent {user.username} a message: {words}"[:400])

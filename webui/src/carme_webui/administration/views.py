@@ -301,7 +301,7 @@ def new_user(request: HttpRequest) -> HttpResponse:
             field = error.field if isinstance(error, InvalidRequest) else None
             form.add_error(field if field in form.fields else None, explained(error))
         else:
-            context = {"made": user, "password": password, "done": done}
+            context = {"onboarded": user, "password": password, "done": done}
             return render(request, "administration/onboarded.html", context)
     return render(request, "administration/new_user.html", {"form": form}, status=422 if form.errors else 200)
 

@@ -32,7 +32,7 @@ class NewsForm(_Titled):
         label=_("On the dashboard until"),
         required=False,
         widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d"),
-        help_text=_("Without a day it stays there while it is one of the three latest."),
+        help_text=_("Leave empty to show it while it is among the three latest."),
     )
 
     class Meta:
@@ -49,7 +49,7 @@ class MaintenanceForm(_Titled):
         label=_("Nodes"),
         max_length=20_000,
         required=False,
-        help_text=_("Names with commas between them; none: all nodes."),
+        help_text=_("Comma-separated names. Leave empty for all nodes."),
     )
     start_date = forms.DateField(label=_("Start date"))
     start_time = forms.TimeField(label=_("Start time"))

@@ -13,7 +13,7 @@ from carme_webui.caches import shared
 from carme_webui.clocks import reader_zone, site_zone, span_words
 from carme_webui.sentences import SentenceField
 
-__all__ = ["Maintenance", "News", "latest_news", "maintenance_near"]
+__all__ = ["Maintenance", "News", "latest_news", "upcoming_maintenance"]
 
 #: How long before its start a maintenance is on every page.
 AHEAD = timedelta(days=7)
@@ -80,7 +80,7 @@ class Maintenance(models.Model):
         return cls.objects.filter(cancelled=None, end__gt=now)
 
     @classmethod
-    def near(cls, now: datetime) -> "models.QuerySet[Maintenance]":
+    def upcoming(cls, now: datetime) -> "models.QuerySet[Maintenance]":
         """Those that every page shows."""
         return cls.planned(now).filter(start__lt=now + AHEAD)
 
@@ -108,6 +108,6 @@ def latest_news() -> list[News]:
     return shared("news", lambda: list(News.latest()))
 
 
-def maintenance_near() -> list[Maintenance]:
+def upcoming_maintenance() -> list[Maintenance]:
     """The maintenance that every page shows."""
-    return shared("maintenance", lambda: list(Maintenance.near(timezone.now())))
+    return shared("maintenance", lambda: list(Maintenance.upcoming(timezone.now())))

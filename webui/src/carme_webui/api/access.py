@@ -41,7 +41,7 @@ class TokenAuth(HttpAuthBase):
 
     def __call__(self, request: HttpRequest) -> Any:
         scheme, _space, secret = request.headers.get("Authorization", "").partition(" ")
-        token = Token.of(secret.strip()) if scheme.lower() == "bearer" and secret.strip() else None
+        token = Token.find(secret.strip()) if scheme.lower() == "bearer" and secret.strip() else None
         # Who guesses tokens is counted by address, whatever they send.
         who = f"token {token.pk}" if token is not None else f"address {request.META.get('REMOTE_ADDR')}"
         if seconds := seconds_to_wait(who):

@@ -218,7 +218,7 @@ class ChangeSearch(Found):
 
     @field_validator("since", "until")
     @classmethod
-    def _near(cls, day: date | None) -> date | None:
+    def _in_known_years(cls, day: date | None) -> date | None:
         if day is not None and day.year not in YEARS:
             raise ValueError(f"must lie in the years {YEARS[0]} to {YEARS[-1]}")
         return day
@@ -273,7 +273,7 @@ class NewsIn(Body):
     text: schemas.Text = Field(default="", max_length=4000)
     until: date | None = Field(default=None, description="the last day on the dashboard")
 
-    _near = field_validator("until")(ChangeSearch._near.__func__)  # type: ignore[attr-defined]
+    _in_known_years = field_validator("until")(ChangeSearch._near.__func__)  # type: ignore[attr-defined]
 
 
 class MaintenanceIn(Body):

@@ -16,7 +16,7 @@ from carme_webui.api.answers import GONE, REFUSED, answers
 from carme_webui.api.schemas import Words
 from carme_webui.cluster import broker
 from carme_webui.files import services
-from carme_webui.files.places import key_of, path_of_query, places_of, shown, within
+from carme_webui.files.places import checked_path, key_of, path_of_query, places_of, shown
 from carme_webui.files.quota import folder_quotas
 
 __all__ = ["BYTES", "UploadName", "router"]
@@ -59,7 +59,7 @@ def list_files(
     """What is in a folder of mine."""
     files = _readable(request)
     places = places_of(files)
-    folder = within(path_of_query(request) or places[0].path, places)
+    folder = checked_path(path_of_query(request) or places[0].path, places)
     listing = files.show(folder)
     ordered = sorted(listing.entries, key=lambda entry: (entry.kind != "folder", entry.name))
     entries = [_entry(folder, each) for each in ordered]
@@ -114,7 +114,7 @@ def read_file(request: HttpRequest, path: str = PathValue) -> Any:
 def show_upload(request: HttpRequest, path: str = PathValue, name: str = UploadName) -> Any:
     """How far an upload is: the bytes that have arrived, and whether there is a file of that name."""
     files = _writable(request)
-    return files.begun(within(path_of_query(request), places_of(files)), name).model_dump()
+    return files.begun(checked_path(path_of_query(request), places_of(files)), name).model_dump()
 
 
 @router.put(

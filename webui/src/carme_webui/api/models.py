@@ -71,7 +71,7 @@ class Token(models.Model):
         return token, secret
 
     @classmethod
-    def of(cls, secret: str) -> "Token | None":
+    def find(cls, secret: str) -> "Token | None":
         """The token with this secret; None when there is none, it is over, or its owner may not sign in."""
         now = timezone.now()
         rows = cls.objects.select_related("owner").filter(digest=_digest(secret), expires__gt=now)

@@ -65,9 +65,9 @@ def save_preset(request: HttpRequest, requested: PresetIn) -> Any:
     user = require(request, "sessions")
     options = SessionOptions.read(requested.options.model_dump())
     usable = Booking.usable(user, timezone.now())
-    mine = list(Project.of(user))
+    projects = list(Project.of(user))
     actions.check_options(
-        options, broker().cluster(), images_of(user), settings.SITE, usable, mine, access_for(user)
+        options, broker().cluster(), images_of(user), settings.SITE, usable, projects, access_for(user)
     )
     return Status(HTTPStatus.CREATED, _preset(actions.save_preset(user, requested.name, options)))
 

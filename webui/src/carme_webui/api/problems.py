@@ -88,7 +88,7 @@ def as_problems(
 def _sentences() -> dict[HTTPStatus, str]:
     return {
         HTTPStatus.BAD_REQUEST: _("The request could not be understood. Send what the API's document says."),
-        HTTPStatus.NOT_FOUND: _("There is no such thing, or it is not yours. Check the address."),
+        HTTPStatus.NOT_FOUND: _("This does not exist, or it is not yours. Check the address."),
         HTTPStatus.METHOD_NOT_ALLOWED: _(
             "This address does not take this method. See the header 'Allow' for those that it takes."
         ),
@@ -96,6 +96,7 @@ def _sentences() -> dict[HTTPStatus, str]:
             "The file has no such part. 'Content-Range' says how long it is."
         ),
         HTTPStatus.INTERNAL_SERVER_ERROR: _(
-            "The portal failed to answer. Try again; if it stays so, tell an administrator when it happened."
+            "The portal failed to answer. Try again. If it fails again, tell an "
+            "administrator when it happened."
         ),
     }

@@ -182,21 +182,21 @@ def _member(request: HttpRequest, name: str, user: str) -> Membership:
 @invitations.get("", response=answers(list[wire.InvitationOut]))
 def list_invitations(request: HttpRequest) -> Any:
     """Projects that I am invited to join."""
-    return [_invitation(row) for row in _mine(asker(request))]
+    return [_invitation(row) for row in _invitations_of(asker(request))]
 
 
 @invitations.post("/{number}", response=answers(wire.InvitationOut, *REFUSED))
 def answer_invitation(request: HttpRequest, requested: Reply, number: int = Path(..., ge=1, lt=2**63)) -> Any:
     """Join a project that asks me, or do not."""
     user = require(request, "projects")
-    row = get_object_or_404(_mine(user), pk=number)
+    row = get_object_or_404(_invitations_of(user), pk=number)
     reported = _invitation(row)
     services.answer(user, row, requested.accept, broker())
     notifier.notify([user.username])
     return reported
 
 
-def _mine(user: User) -> "QuerySet[Invitation]":
+def _invitations_of(user: User) -> "QuerySet[Invitation]":
     return Invitation.objects.filter(user=user).select_related("project", "by")
 
 

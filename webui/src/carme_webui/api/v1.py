@@ -224,7 +224,7 @@ def list_jobs(request: HttpRequest, search: Query[schemas.JobSearch]) -> Any:
     """My jobs of all years, newest first."""
     states = FILTERS[search.state][1] if search.state else ()
     requested = search.model_dump(include={"kind", "partition", "since", "until", "array"})
-    rows = Search(text=search.q.strip(), states=states, **requested).within(own_jobs(asker(request)))
+    rows = Search(text=search.q.strip(), states=states, **requested).apply(own_jobs(asker(request)))
     return page_of(rows, search, schemas.job_out)
 
 
@@ -406,7 +406,7 @@ def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
         why = message("{subject} is not of the form that it must have.", subject=subject)
     else:
         why = sentence(detail, subject)
-    remedy = _("Correct it and ask again.")
+    remedy = _("Correct it and send the request again.")
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{translated(why)} {remedy}", "invalid", field or None)
 
 
@@ -422,7 +422,7 @@ def _refused(request: HttpRequest, error: CarmeError) -> HttpResponse:
 
 @api.exception_handler(TooOften)
 def _too_often(request: HttpRequest, error: TooOften) -> HttpResponse:
-    message = _("These were too many requests in a minute. Ask again in %d s.") % error.seconds
+    message = _("Too many requests in one minute. Try again in %d s.") % error.seconds
     return problem(HTTPStatus.TOO_MANY_REQUESTS, message, Retry_After=str(error.seconds))
 
 

@@ -49,8 +49,8 @@ def bring(broker: BrokerClient, jobs: Iterable[Job], now: datetime) -> None:
         jobs: Slurm's, those that ended minutes ago included.
     """
     # Anybody may give a job of another kind any name.
-    ours = [job for job in jobs if job.kind == "batch"]
-    known = {(job.user, job.name): job for job in sorted(ours, key=lambda job: job.id)}
+    batch_jobs = [job for job in jobs if job.kind == "batch"]
+    known = {(job.user, job.name): job for job in sorted(batch_jobs, key=lambda job: job.id)}
     begun = Booking.objects.filter(stage_job__isnull=False, staged=None, stage_problem="")
     for row in begun.exclude(state=BookingState.APPROVED, start__gt=now).select_related("owner"):
         _stop(row, broker)  # it is over, or its session brings the rest
@@ -129,7 +129,7 @@ def _note_end(row: Booking, job: Job, now: datetime) -> None:
 def _fail(row: Booking, why: str) -> None:
     if Booking.objects.filter(pk=row.pk, stage_problem="").update(stage_problem=why):
         row.stage_problem = why
-        notes.not_staged(row)
+        notes.notify_of_missing_data(row)
 
 
 def _stop(row: Booking, broker: BrokerClient) -> None:

@@ -143,7 +143,7 @@ class BookingForm(forms.Form):
         chooser = self.fields["project"].widget
         assert isinstance(chooser, forms.Select)
         chooser.choices = [
-            ("", _("Me, and whom I name")),
+            ("", _("Me and the users I name")),
             *((project.name, _("Project %s") % project.title) for project in projects),
         ]
         self.fields["project"].help_text = _("All members of a project may use what is booked for it.")
@@ -152,14 +152,14 @@ class BookingForm(forms.Form):
         if not projects:
             del self.fields["project"]
         self.fields["nodes"].widget.attrs["max"] = max((kind.nodes for kind in offered), default=1)
-        self.fields["node_names"].help_text = _("Empty: any of this kind. Several with commas between them.")
+        self.fields["node_names"].help_text = _("Leave empty for any such node. Separate names by commas.")
         self.fields["node_names"].widget.attrs |= {"spellcheck": "false", "autocomplete": "off"}
         self.fields["time"].help_text = _("Times are in %(zone)s.") % {"zone": zone.key}
         longest = [settings.SITE.booking_policy(kind.partition).longest_minutes for kind in offered]
         self.fields["length"].help_text = _("Like 90 (minutes), 2h or 1d12h; at most %(most)s.") % {
             "most": minutes_words(max(longest, default=0))
         }
-        self.fields["users"].help_text = _("User names with commas between them.")
+        self.fields["users"].help_text = _("Comma-separated user names.")
         if booking is not None and booking.state == "active":
             for name in ("date", "time"):
                 self.fields[name].disabled = True

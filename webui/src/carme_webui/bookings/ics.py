@@ -58,7 +58,7 @@ def calendar_text(rows: Iterable[Booking], now: datetime) -> str:
             *["BEGIN:VEVENT", f"UID:{row.name}@{site.url.partition('://')[2].partition(':')[0]}"],
             *[f"DTSTAMP:{_moment(now)}", f"DTSTART:{_moment(row.start)}", f"DTEND:{_moment(row.end)}"],
             f"SUMMARY:{_escaped(row.heading)}",
-            f"DESCRIPTION:{_escaped(_what(row))}",
+            f"DESCRIPTION:{_escaped(_description(row))}",
             f"URL:{site.url}{row.get_absolute_url()}",
             *["STATUS:TENTATIVE" if requested else "STATUS:CONFIRMED", "END:VEVENT"],
         ]
@@ -66,7 +66,7 @@ def calendar_text(rows: Iterable[Booking], now: datetime) -> str:
     return "".join(f"{_folded(line)}\r\n" for line in lines)
 
 
-def _what(row: Booking) -> str:
+def _description(row: Booking) -> str:
     return f"{row.label}. {row.gpus} x {row.gpu_type} on {', '.join(row.node_names)}"
 
 

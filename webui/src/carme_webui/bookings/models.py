@@ -113,18 +113,18 @@ class Booking(models.Model):
     def usable(cls, user: User, now: datetime) -> "list[Booking]":
         """Those in which this user may run jobs, the next one first."""
         states = (BookingState.APPROVED, BookingState.ACTIVE)
-        rows = [row for row in cls.near_to(user) if row.state in states and row.end > now]
+        rows = [row for row in cls.related_to(user) if row.state in states and row.end > now]
         return [row for row in rows if row.may_be_used_by(user)]
 
     @classmethod
-    def near_to(cls, user: User) -> "list[Booking]":
+    def related_to(cls, user: User) -> "list[Booking]":
         """Those that are not over and that a user owns, may use or may take over; or maybe a few more."""
         # Databases search in JSON in different ways; all can search its text.
         named = StrIndex(Cast("users", models.TextField()), models.Value(f'"{user.username}"'))
-        mine = models.Q(owner=user) | models.Q(offered_to=user) | models.Q(project__in=projects_of(user))
+        own = models.Q(owner=user) | models.Q(offered_to=user) | models.Q(project__in=projects_of(user))
         found = cls.objects.filter(_OPEN).alias(named=named)
         # Each of these has an index: those who have no booking do not wait until all of a year are read.
-        rows = list(found.filter(mine | _SHARED & models.Q(named__gt=0)))
+        rows = list(found.filter(own | _SHARED & models.Q(named__gt=0)))
         # The columns of three more tables would cost most readers more than the rest of the question.
         projects = {project.pk: project for project in own_projects(user)}
         for row in rows:
@@ -133,10 +133,10 @@ class Booking(models.Model):
             if row.project_id in projects:
                 row.project = projects[row.project_id]
         known = {None, *projects}
-        others = [
+        incomplete = [
             row for row in rows if row.owner_id != user.pk or row.offered_to_id or row.project_id not in known
         ]
-        models.prefetch_related_objects(others, "owner", "offered_to", "project")
+        models.prefetch_related_objects(incomplete, "owner", "offered_to", "project")
         return rows
 
     def may_be_used_by(self, user: User) -> bool:
@@ -152,7 +152,9 @@ class Booking(models.Model):
     def people(self) -> "list[User]":
         """The owner and who else may use it."""
         if self.project is not None:
-            return [one.user for one in self.project.memberships.all() if one.user.is_active]
+            return [
+                membership.user for membership in self.project.memberships.all() if membership.user.is_active
+            ]
         return [self.owner, *User.objects.filter(username__in=self.users, is_active=True)]
 
     def take(self, proposed: BookingRequest, node_names: list[str]) -> None:
@@ -263,8 +265,8 @@ class Booking(models.Model):
         """The look of the state."""
         if self.problem:
             return "failed"
-        looks = {BookingState.REQUESTED: "pending", BookingState.APPROVED: "booked"}
-        return looks.get(BookingState(self.state), "running" if not self.is_over else "ended")
+        tones = {BookingState.REQUESTED: "pending", BookingState.APPROVED: "booked"}
+        return tones.get(BookingState(self.state), "running" if not self.is_over else "ended")
 
     @property
     def heading(self) -> str:

@@ -10,10 +10,20 @@ from carme_webui.bookings.models import Booking
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import notify_all
 
-__all__ = ["begun", "decided", "ended", "moved", "not_staged", "requested", "trouble"]
+__all__ = [
+    "notify_of_begin",
+    "notify_of_decision",
+    "notify_of_end",
+    "notify_of_missing_data",
+    "notify_of_move",
+    "notify_of_problem",
+    "notify_of_request",
+]
 
 
-def _say(booking: Booking, users: Iterable[User], kind: Kind, text: Callable[[], str], key: str = "") -> None:
+def _notify(
+    booking: Booking, users: Iterable[User], kind: Kind, text: Callable[[], str], key: str = ""
+) -> None:
     """Notify users. The sentence may name what, who, when, nodes, problem and how.
 
     Args:
@@ -34,13 +44,13 @@ def _say(booking: Booking, users: Iterable[User], kind: Kind, text: Callable[[],
     notify_all(users, words, kind, key=event, link=booking.get_absolute_url())
 
 
-def requested(booking: Booking) -> None:
+def notify_of_request(booking: Booking) -> None:
     """It waits for a manager."""
     managers = User.objects.filter(is_staff=True, is_active=True)
-    _say(booking, managers, Kind.APPROVAL, lambda: _("%(who)s asks to book “%(what)s”, %(when)s."))
+    _notify(booking, managers, Kind.APPROVAL, lambda: _("%(who)s asks to book “%(what)s”, %(when)s."))
 
 
-def decided(booking: Booking, words: str = "") -> None:
+def notify_of_decision(booking: Booking, words: str = "") -> None:
     """A manager approved or refused, perhaps with a note."""
     besides = f" {words}".replace("%", "%%") if words else ""
 
@@ -49,27 +59,27 @@ def decided(booking: Booking, words: str = "") -> None:
             return _("Your booking “%(what)s”, %(when)s, is refused.") + besides
         return _("Your booking “%(what)s”, %(when)s, is approved.") + besides
 
-    _say(booking, [booking.owner], Kind.BOOKING_DECIDED, text)
+    _notify(booking, [booking.owner], Kind.BOOKING_DECIDED, text)
 
 
-def begun(booking: Booking) -> None:
+def notify_of_begin(booking: Booking) -> None:
     """Its time has come."""
     people = booking.people()
-    _say(
+    _notify(
         *(booking, people, Kind.BOOKING_BEGINS),
         *(lambda: _("The booking “%(what)s” has begun: %(nodes)s, %(when)s."), "begun"),
     )
 
 
-def ended(booking: Booking) -> None:
+def notify_of_end(booking: Booking) -> None:
     """It is over for a reason that its owner may not know of."""
-    _say(
+    _notify(
         *(booking, [booking.owner], Kind.BOOKING_ENDED),
         *(lambda: _("Your booking “%(what)s”, %(when)s, is over: %(how)s."), "ended"),
     )
 
 
-def moved(booking: Booking, maintained: bool) -> None:
+def notify_of_move(booking: Booking, maintained: bool) -> None:
     """It is on other nodes than before."""
 
     def text() -> str:
@@ -77,10 +87,10 @@ def moved(booking: Booking, maintained: bool) -> None:
             return _("The booking “%(what)s”, %(when)s, is now on %(nodes)s, because of maintenance.")
         return _("The booking “%(what)s”, %(when)s, is now on %(nodes)s, because a node does not work.")
 
-    _say(booking, booking.people(), Kind.BOOKING_PROBLEM, text)
+    _notify(booking, booking.people(), Kind.BOOKING_PROBLEM, text)
 
 
-def not_staged(booking: Booking) -> None:
+def notify_of_missing_data(booking: Booking) -> None:
     """The data of its session could not be brought ahead."""
 
     def text() -> str:
@@ -88,15 +98,15 @@ def not_staged(booking: Booking) -> None:
         return (
             _("The data of your booking “%(what)s”, %(when)s, is not there yet.")
             + f" {why} "
-            + _("The session brings it when it starts, which takes time of the booking.")
+            + _("The session copies it when it starts, which uses booked time.")
         )
 
-    _say(booking, [booking.owner], Kind.BOOKING_PROBLEM, text, f"not staged {booking.stage_name[-8:]}")
+    _notify(booking, [booking.owner], Kind.BOOKING_PROBLEM, text, f"not staged {booking.stage_name[-8:]}")
 
 
-def trouble(booking: Booking) -> None:
+def notify_of_problem(booking: Booking) -> None:
     """It cannot be had as it was booked."""
-    _say(
+    _notify(
         *(booking, [booking.owner], Kind.BOOKING_PROBLEM),
         lambda: _("Your booking “%(what)s”, %(when)s: %(problem)s"),
     )

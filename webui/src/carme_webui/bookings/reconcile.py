@@ -61,15 +61,15 @@ def _let_time_pass(now: datetime) -> None:
     """Begin and end what the clock begins and ends."""
     for row in Booking.open().filter(state=BookingState.REQUESTED, start__lte=now):
         if row.move(Cause.UNANSWERED):
-            notes.ended(row)
+            notes.notify_of_end(row)
     for row in Booking.open().filter(end__lte=now):
         if row.reserved:
             row.move(Cause.FINISHED, ended=row.end)
         elif row.move(Cause.IMPOSSIBLE, ended=row.start):  # so it costs nothing
-            notes.ended(row)
+            notes.notify_of_end(row)
     for row in Booking.open().filter(state=BookingState.APPROVED, start__lte=now):
         if row.move(BookingState.ACTIVE):
-            notes.begun(row)
+            notes.notify_of_begin(row)
 
 
 def _begin_sessions(cluster: Cluster, now: datetime) -> None:
@@ -122,7 +122,7 @@ def _give_back_unused(broker: BrokerClient, now: datetime) -> None:
         if grace and now >= max(row.start, row.reserved or now) + grace and row.move(Cause.UNUSED, ended=now):
             logger.info("Booking %s is given back: nothing ran in it.", row.name)
             release(row, broker)
-            notes.ended(row)
+            notes.notify_of_end(row)
 
 
 def _leave_bad_nodes(
@@ -156,7 +156,7 @@ def _leave_bad_nodes(
             row.refresh_from_db()
             _try(row, broker)
             if not row.is_over:
-                notes.moved(row, maintained=set(bad) <= maintained)
+                notes.notify_of_move(row, maintained=set(bad) <= maintained)
             continue
         problem = message(
             "The node {node} {why}, and no other one is free for the whole time.",
@@ -165,7 +165,7 @@ def _leave_bad_nodes(
         )
         if Booking.objects.filter(pk=row.pk).exclude(problem=problem).update(problem=problem):
             row.problem = problem
-            notes.trouble(row)
+            notes.notify_of_problem(row)
 
 
 def _move(

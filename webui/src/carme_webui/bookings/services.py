@@ -140,7 +140,7 @@ def book(owner: User, proposed: BookingRequest, site: Settings, broker: BrokerCl
             booking.delete()
             raise
     else:
-        notes.requested(booking)
+        notes.notify_of_request(booking)
     return booking
 
 
@@ -196,7 +196,7 @@ def change(booking: Booking, proposed: BookingRequest, site: Settings, broker: B
     try:
         if booking.state == BookingState.REQUESTED:
             release(booking, broker)
-            notes.requested(booking)
+            notes.notify_of_request(booking)
         else:
             reserve(booking, broker)
     except CarmeError:
@@ -259,7 +259,7 @@ def offer(booking: Booking, username: str) -> None:
     if username and (taker is None or taker == booking.owner):
         raise InvalidRequest(
             _("There is no other user %r here.") % username[:40],
-            _("Write the name with which the other one signs in."),
+            _("Enter that user's sign-in name."),
             field="user",
         )
     if not booking.alter(Booking.open(), offered_to=taker):
@@ -331,7 +331,7 @@ def approve(booking: Booking, broker: BrokerClient, words: str = "") -> None:
     except CarmeError:
         booking.move(BookingState.REQUESTED)
         raise
-    notes.decided(booking, words)
+    notes.notify_of_decision(booking, words)
 
 
 def deny(booking: Booking, words: str = "") -> None:
@@ -340,7 +340,7 @@ def deny(booking: Booking, words: str = "") -> None:
         raise InvalidRequest(
             _("This booking does not wait for approval (any more)."), _("Load the calendar again.")
         )
-    notes.decided(booking, words)
+    notes.notify_of_decision(booking, words)
 
 
 def reserve(booking: Booking, broker: BrokerClient) -> None:
@@ -543,7 +543,7 @@ def _check_users(proposed: BookingRequest, owner: User) -> None:
     if strange := sorted(set(proposed.users) - known):
         raise InvalidRequest(
             _("There is no user %r here.") % strange[0],
-            _("Write user names as they sign in, with commas between them."),
+            _("Enter sign-in names, separated by commas."),
             field="users",
         )
 

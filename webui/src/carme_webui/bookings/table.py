@@ -224,16 +224,16 @@ def _free_columns(
 
 def _free_cells(pattern: dict[datetime, str]) -> Callable[[str, bool, Sequence[Slot]], SafeString]:
     """What makes the cells of free times; what all nodes have in common is made once."""
-    made: dict[tuple[datetime, int], str] = {}
+    cells: dict[tuple[datetime, int], str] = {}
 
     def free(node: str, available: bool, slots: Sequence[Slot]) -> SafeString:
         if not available:
             return SafeString(PAST_CELL * len(slots))
         run = slots[0].start, len(slots)
-        if run not in made:
-            made[run] = "".join(pattern[slot.start] for slot in slots)
+        if run not in cells:
+            cells[run] = "".join(pattern[slot.start] for slot in slots)
         # All parts are escaped.
-        return SafeString(made[run].replace(PLACEHOLDER, escape(node)))
+        return SafeString(cells[run].replace(PLACEHOLDER, escape(node)))
 
     return free
 
@@ -283,12 +283,12 @@ def _items(
     # Only managers read whose they are.
     for row in rows if reader is not None else rows.select_related(None):
         found |= _of_booking(row, reader)
-    for one in reservations.of_others:
-        label = _("Maintenance") if one.maintenance else _("Reserved")
-        words = span_words(one.start, one.end, reader_zone())
+    for reservation in reservations.of_others:
+        label = _("Maintenance") if reservation.maintenance else _("Reserved")
+        words = span_words(reservation.start, reservation.end, reader_zone())
         found |= {
-            (one.name, node): Item(node, one.start, one.end, "blocked", label, words)
-            for node in one.node_names
+            (reservation.name, node): Item(node, reservation.start, reservation.end, "blocked", label, words)
+            for node in reservation.node_names
         }
     name = reader.username if reader is not None else None
     for node in names:

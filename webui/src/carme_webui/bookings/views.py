@@ -62,9 +62,9 @@ def calendar(request: HttpRequest) -> HttpResponse:
     kind = _chosen(offered, request.GET.get("kind", ""))
     page = Paginator(_nodes(cluster, kind), LANES).get_page(request.GET.get("page"))
     shown = Shown.at(now, view, first, kind.key if kind else "", zone)
-    near = Booking.near_to(user)
+    near = Booking.related_to(user)
     table = table_of(user, near, shown, list(page), running, reservations)
-    mine = [row for row in near if row.may_be_used_by(user)]
+    usable = [row for row in near if row.may_be_used_by(user)]
     waiting = list(Booking.open().filter(state=BookingState.REQUESTED)[:LANES]) if user.is_staff else []
     return render(
         request,
@@ -81,7 +81,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
             "before": first - timedelta(days=days),
             "after": first + timedelta(days=days),
             "slot_minutes": length // timedelta(minutes=1),
-            "mine": mine,
+            "usable": usable,
             "waiting": waiting,
             "offered": [row for row in near if row.offered_to_id == user.pk],
             "banner": banner,
@@ -105,7 +105,11 @@ def share(request: HttpRequest) -> HttpResponse:
         days = Shown.at(now, view, first, kind.key, zone).days
         names = [name for name, _available in _nodes(cluster, kind)]
         # The limit counts all GPUs of a type in the partition: no line where several kinds of nodes have it.
-        same = [one for one in offered if (one.partition, one.gpu_type) == (kind.partition, kind.gpu_type)]
+        same = [
+            option
+            for option in offered
+            if (option.partition, option.gpu_type) == (kind.partition, kind.gpu_type)
+        ]
         policy = settings.SITE.booking_policy(kind.partition) if len(same) == 1 else None
         stack = share_of(user, days, names, kind.gpus, reservations, policy)
     return render(request, "bookings/share.html", {"stack": stack, "view": view})
@@ -128,18 +132,18 @@ def new(request: HttpRequest) -> HttpResponse:
     form = BookingForm(_with_slot(request), offered=offered, projects=own_projects(user))
     if form.is_valid() and form.proposed is not None:
         try:
-            made = services.book(user, form.proposed, settings.SITE, broker())
+            created = services.book(user, form.proposed, settings.SITE, broker())
         except CarmeError as error:
             form.refuse(error)
         else:
-            _notify_people(made)
+            _notify_people(created)
             messages.success(
                 request,
-                _("Booked: %s.") % made.span
-                if made.state != BookingState.REQUESTED
+                _("Booked: %s.") % created.span
+                if created.state != BookingState.REQUESTED
                 else _("Your booking waits for a manager's approval."),
             )
-            return redirect(made)
+            return redirect(created)
     return _form_page(request, form, banner, None, form.proposed)
 
 
@@ -241,7 +245,7 @@ def offer(request: HttpRequest, name: str) -> HttpResponse:
         messages.error(request, explained(error))
     else:
         taker = found.offered_to
-        notifier.notify(one.username for one in (before, taker) if one)
+        notifier.notify(affected.username for affected in (before, taker) if affected)
         messages.success(
             request,
             _("%s may take over this booking now. It stays yours until then.") % taker.username
@@ -421,7 +425,12 @@ def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]
 
 
 def _nodes_of(cluster: Cluster, kind: Kind) -> list[tuple[str, bool]]:
-    members = {name for one in cluster.partitions if one.name == kind.partition for name in one.node_names}
+    members = {
+        name
+        for partition in cluster.partitions
+        if partition.name == kind.partition
+        for name in partition.node_names
+    }
     return [
         (node.name, node.available)
         for node in cluster.nodes
@@ -435,4 +444,4 @@ def _feed_address(user: User) -> str:
 
 
 def _notify_people(found: Booking) -> None:
-    notifier.notify(one.username for one in found.people())
+    notifier.notify(person.username for person in found.people())

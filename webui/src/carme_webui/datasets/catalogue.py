@@ -29,15 +29,15 @@ class UserDatasets(Datasets):
 
     def names(self) -> list[str]:
         """The names, in order."""
-        return sorted({*super().names(), *self.own_ones})
+        return sorted({*super().names(), *self.own_datasets})
 
     def get(self, name: str) -> Dataset:
         """The dataset called `name`. Raises CarmeError, as that of `Datasets` does."""
-        found = self.own_ones.get(name)
+        found = self.own_datasets.get(name)
         return found if found is not None else super().get(name)
 
     @property
-    def own_ones(self) -> dict[str, Dataset]:
+    def own_datasets(self) -> dict[str, Dataset]:
         """The user's own, by name; none while the home cannot be read."""
         return self._home[0]
 
@@ -49,7 +49,7 @@ class UserDatasets(Datasets):
     @cached_property
     def _home(self) -> tuple[dict[str, Dataset], dict[str, str]]:
         try:
-            reported, whose = Files(broker(), self._user.username, PATIENCE).datasets()
+            reported, readers_by_path = Files(broker(), self._user.username, PATIENCE).datasets()
         except CarmeError:
             return {}, {}
         found = {}
@@ -59,7 +59,7 @@ class UserDatasets(Datasets):
                 found[name] = Dataset.model_validate({**values, "name": name, "site": False})
             except (ValidationError, TypeError):
                 continue
-        return found, whose
+        return found, readers_by_path
 
 
 def datasets_of(user: User) -> UserDatasets:

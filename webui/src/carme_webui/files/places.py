@@ -13,7 +13,16 @@ from django.utils.translation import gettext as _
 from carme.errors import InvalidRequest
 from carme.files.client import Files
 
-__all__ = ["Place", "crumbs", "key_of", "path_of_query", "places_of", "shown", "value_of_query", "within"]
+__all__ = [
+    "Place",
+    "checked_path",
+    "crumbs",
+    "key_of",
+    "path_of_query",
+    "places_of",
+    "shown",
+    "value_of_query",
+]
 
 LONGEST = 4095  # bytes of a path, as for Linux itself
 
@@ -59,8 +68,8 @@ def value_of_query(request: HttpRequest, name: str) -> str:
     return unquote(request.POST.get(name, ""), errors="surrogateescape")
 
 
-def within(path: str, places: Sequence[Place]) -> str:
-    """The path without detours.
+def checked_path(path: str, places: Sequence[Place]) -> str:
+    """The normalised path.
 
     Raises:
         InvalidRequest: It is in none of the places. (What links lead to is the user's own business: whatever

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from carme.errors import CarmeError, InvalidRequest
 from carme.files.client import FileError, Files, Part, Upload
-from carme_webui.files.places import Place, places_of, shown, within
+from carme_webui.files.places import Place, checked_path, places_of, shown
 
 __all__ = [
     *("MOST_BYTES", "PART", "add_part", "content", "delete", "make", "numbers_of", "parent_of", "rename"),
@@ -46,7 +46,7 @@ def content(request: HttpRequest, files: Files, path: str) -> HttpResponse | Str
 
     See https://www.rfc-editor.org/rfc/rfc9110#name-range-requests. Raises CarmeError.
     """
-    path = within(path, places_of(files))
+    path = checked_path(path, places_of(files))
     part = files.read(path)
     tag = f'"{part.size:x}-{int(part.changed * 1e9):x}"'
     requested = _range(request.headers, part.size, tag)
@@ -83,7 +83,7 @@ def add_part(
     Raises:
         CarmeError: It does not fit, or may not be.
     """
-    path = within(path, places_of(files))
+    path = checked_path(path, places_of(files))
     return files.write(path, upload, part, replace=replace, **numbers_of(requested))
 
 
@@ -96,7 +96,7 @@ def numbers_of(requested: Mapping[str, str | None]) -> dict[str, int]:
 def make(files: Files, parent: str, name: str) -> str:
     """A new folder in `parent`; its path. Raises CarmeError."""
     places = places_of(files)
-    path = within(f"{within(parent, places)}/{_name(name)}", places)
+    path = checked_path(f"{checked_path(parent, places)}/{_name(name)}", places)
     files.make(path)
     return path
 
@@ -104,8 +104,8 @@ def make(files: Files, parent: str, name: str) -> str:
 def rename(files: Files, path: str, name: str) -> str:
     """Another name, in the same folder; the new path. Raises CarmeError."""
     places = places_of(files)
-    path = within(path, places)
-    new = within(f"{parent_of(path)}/{_name(name)}", places)
+    path = checked_path(path, places)
+    new = checked_path(f"{parent_of(path)}/{_name(name)}", places)
     files.move(path, new)
     return new
 
@@ -113,9 +113,11 @@ def rename(files: Files, path: str, name: str) -> str:
 def delete(files: Files, path: str) -> str:
     """A file, or a folder with all that is in it; the folder that it was in. Raises CarmeError."""
     places: list[Place] = places_of(files)
-    path = within(path, places)
+    path = checked_path(path, places)
     if any(place.path == path for place in places):
-        raise InvalidRequest(_("This folder cannot be deleted."), _("Delete what is in it."), field="path")
+        raise InvalidRequest(
+            _("This folder cannot be deleted."), _("Delete its content first."), field="path"
+        )
     files.remove(path)
     return parent_of(path)
 

@@ -16,10 +16,18 @@ from carme.files.client import Entry, Files
 from carme_webui.accounts.login import signed_in
 from carme_webui.cluster import broker
 from carme_webui.files import services
-from carme_webui.files.places import crumbs, key_of, path_of_query, places_of, shown, value_of_query, within
+from carme_webui.files.places import (
+    checked_path,
+    crumbs,
+    key_of,
+    path_of_query,
+    places_of,
+    shown,
+    value_of_query,
+)
 from carme_webui.files.quota import folder_quotas
 from carme_webui.help_links import explained
-from carme_webui.scaling.probes import looks_like_result
+from carme_webui.scaling.probes import is_named_like_result
 
 __all__ = ["delete", "download", "folder", "make", "quota", "rename", "upload"]
 
@@ -36,7 +44,7 @@ class Row:
     @property
     def is_result(self) -> bool:
         """Whether it may be the result of a probe, which the start form takes."""
-        return looks_like_result(self.entry)
+        return is_named_like_result(self.entry)
 
 
 @require_safe
@@ -47,9 +55,14 @@ def folder(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {}
     status = 200
     try:
-        mine = places_of(files)
-        path = within(path or mine[0].path, mine)
-        context = {"places": mine, "crumbs": crumbs(path, mine), "key": key_of(path), "part": services.PART}
+        places = places_of(files)
+        path = checked_path(path or places[0].path, places)
+        context = {
+            "places": places,
+            "crumbs": crumbs(path, places),
+            "key": key_of(path),
+            "part": services.PART,
+        }
         listing = files.show(path)
         entries, all_shown = listing.entries, request.GET.get("hidden") == "1"
         visible = [entry for entry in entries if all_shown or not entry.name.startswith(".")]
@@ -88,7 +101,7 @@ def upload(request: HttpRequest) -> JsonResponse:
     files, path, name = _files(request), path_of_query(request), request.GET.get("id", "")
     try:
         if request.method == "GET":
-            seen = files.begun(within(path, places_of(files)), name)
+            seen = files.begun(checked_path(path, places_of(files)), name)
         else:
             sent = {key: request.GET.get(key) for key in ("offset", "size")}
             sent["length"] = request.META.get("CONTENT_LENGTH")
@@ -129,7 +142,7 @@ def delete(request: HttpRequest) -> HttpResponse:
     """Ask whether to delete something of mine, and delete it."""
     if request.method != "POST":
         try:
-            path = within(path_of_query(request), places_of(_files(request)))
+            path = checked_path(path_of_query(request), places_of(_files(request)))
         except CarmeError as error:
             return render(
                 request, "files/folder.html", {"banner": explained(error)}, status=services.status_of(error)

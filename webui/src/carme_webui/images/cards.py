@@ -7,7 +7,7 @@ from django.urls import reverse
 
 from carme.images import Image, is_own
 
-__all__ = ["Card", "card", "unknown"]
+__all__ = ["Card", "card", "unreadable_card"]
 
 #: What people look for in an image, the most important first.
 KNOWN = (
@@ -52,6 +52,6 @@ def card(image: Image) -> Card:
     )
 
 
-def unknown(name: str) -> Card:
+def unreadable_card(name: str) -> Card:
     """The card of an image that cannot be read; the check says why."""
     return Card(name)

@@ -16,7 +16,7 @@ from carme_webui.titles import TitleField
 __all__ = ["BuildForm", "ShareForm"]
 
 KINDS = [
-    ("requirements", _("Packages for pip, one in each line")),
+    ("requirements", _("Packages for pip, one per line")),
     ("definition", _("A definition of Apptainer")),
 ]
 
@@ -65,9 +65,12 @@ class BuildForm(forms.Form):
             del self.fields["project"]
         self.fields["name"].widget.attrs |= {"autocapitalize": "none", "spellcheck": "false"}
         self.fields["name"].help_text = _("Lower-case letters, digits, dots, hyphens and underscores.")
-        self.fields["base"].help_text = _("For packages; a definition says it itself, as From: {{ base }}.")
+        self.fields["base"].help_text = _(
+            "For a list of packages. A definition names its base itself: From: {{ base }}."
+        )
         self.fields["folder"].help_text = _(
-            "Empty: in your home, for you alone. To share it, a folder that the project's members can read."
+            "Leave empty to keep it in your home, for you alone. To share it, enter a "
+            "folder that the project's members can read."
         )
 
     @property
@@ -92,7 +95,8 @@ class ShareForm(forms.Form):
         super().__init__(data, initial=initial, label_suffix="")
         _choose(self, "project", _projects(projects))
         self.fields["folder"].help_text = _(
-            "Where its file goes: a folder that the project's members can read. Empty: where it is."
+            "Folder for its file, which the project's members can read. Leave empty to keep "
+            "the file where it is."
         )
 
     @property

@@ -215,7 +215,7 @@ def share(row: OwnImage, proposed: ShareIn, broker: BrokerClient) -> None:
             now.save(update_fields=["file", "project"])
     if now is None:
         files.remove(file)
-        raise InvalidRequest(_("The image was changed meanwhile."), _("Look at it, and try again."))
+        raise InvalidRequest(_("The image was changed meanwhile."), _("Check it, and try again."))
     reported = {row.owner.username, *_members(row.project), *_members(project)}
     row.refresh_from_db()
     # Sessions that run in it keep it open.

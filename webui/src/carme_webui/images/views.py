@@ -37,7 +37,7 @@ def image_list(request: HttpRequest) -> HttpResponse:
             site.append((found, entry_points(found)))
     context = {
         "site": site,
-        "mine": [row for row in own if row.owner == user],
+        "own_images": [row for row in own if row.owner == user],
         "shared": [row for row in own if row.owner != user],
         "version": version,
     }

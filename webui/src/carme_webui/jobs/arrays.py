@@ -146,7 +146,7 @@ def resubmit_failed(array: Job, broker: BrokerClient) -> int:
     """
     tasks = arrays.listed(row.task for row in failed_tasks(array) if row.task is not None)
     if not tasks:
-        raise InvalidRequest(_("No task of this array failed."), _("Submit all of it once more instead."))
+        raise InvalidRequest(_("No task of this array failed."), _("Submit the whole array again instead."))
     return broker.resubmit(array.id, user=array.user, tasks=tasks)
 
 

@@ -121,7 +121,8 @@ class SubmitForm(TimeFields, ScalingFields):
                 "as they are."
             )
         self.fields["array"].help_text = _(
-            "One job for each, like 0-99, or 0-99%4 for four at a time; its number is in SLURM_ARRAY_TASK_ID."
+            "One task per number: 0-99, or 0-99%4 to run four at a time. Each finds its "
+            "number in SLURM_ARRAY_TASK_ID."
         )
         self.fields["workdir"].help_text = _("Working directory (default: home)")
         self.fields["stage"].help_text = _(
@@ -141,15 +142,15 @@ class SubmitForm(TimeFields, ScalingFields):
         return [self[name] for name in COMMON]
 
     @property
-    def more_fields(self) -> list[BoundField]:
+    def advanced_fields(self) -> list[BoundField]:
         """The fields that few need."""
         usual = ("script", *COMMON, *TIME, *SCALING)
         return [field for field in self.visible_fields() if field.name not in usual]
 
     @property
-    def more(self) -> bool:
+    def has_advanced(self) -> bool:
         """Whether one of these has a value, or an error."""
-        return any(field.value() or field.errors for field in self.more_fields)
+        return any(field.value() or field.errors for field in self.advanced_fields)
 
     def _choices(self, name: str, none: Any, offered: Any) -> None:
         widget = self.fields[name].widget
@@ -177,8 +178,8 @@ class SubmitForm(TimeFields, ScalingFields):
                 self.add_error(
                     "script",
                     _(
-                        "The script has letters that Latin-1, its encoding, does not have. Take them out, or "
-                        "begin a new job."
+                        "The script has letters that its encoding, Latin-1, does not have. Remove them, "
+                        "or start a new job."
                     ),
                 )
                 return cleaned

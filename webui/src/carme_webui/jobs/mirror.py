@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 HISTORY_LIMIT = 10_000
 SWEEP_EVERY = timedelta(seconds=60)
 # More jobs than this that end at once are reported together.
-NOTIFIED_ONE_BY_ONE = 3
+NOTIFIED_SEPARATELY = 3
 
 
 def follow(broker: BrokerClient, wait: float = 0.0) -> bool:
@@ -101,7 +101,7 @@ def _notify_ended(ended: Iterable[JobReport]) -> None:
         by_user.setdefault(job.user, []).append(job)
     for owner in User.objects.filter(username__in=by_user) if by_user else ():
         jobs = by_user[owner.username]
-        if len(jobs) > NOTIFIED_ONE_BY_ONE:
+        if len(jobs) > NOTIFIED_SEPARATELY:
             numbers = [job.id for job in jobs]
             count = len(jobs)
             notify(

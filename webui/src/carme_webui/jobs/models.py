@@ -205,7 +205,8 @@ class Mirror(models.Model):
         if self.failure or self.updated is None or timezone.now() - self.updated < OLD_AFTER:
             return self.failure
         return gettext(
-            "The portal's link to the broker (carme-sync) is down. You see old states of jobs and sessions."
+            "The portal's link to the broker (carme-sync) is down. States of jobs and "
+            "sessions may be out of date."
         )
 
 

@@ -57,11 +57,11 @@ def active_jobs(user: User) -> list[Job]:
     Returns:
         The newest MOST_ACTIVE, newest first, and one more if there are more.
     """
-    mine = own_jobs(user)
-    heads = mine.filter(active=True).exclude(kind="session").annotate(head=Coalesce("array_id", "id"))
+    own = own_jobs(user)
+    heads = own.filter(active=True).exclude(kind="session").annotate(head=Coalesce("array_id", "id"))
     # Few are found first: years of a user's jobs are not gone through for them.
     newest = heads.order_by("-head").values("head").distinct()[: MOST_ACTIVE + 1]
-    return list(mine.filter(id__in=newest))
+    return list(own.filter(id__in=newest))
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Search:
     until: datetime | None = None
     array: int | None = None
 
-    def within(self, jobs: "QuerySet[Job]") -> "QuerySet[Job]":
+    def apply(self, jobs: "QuerySet[Job]") -> "QuerySet[Job]":
         """Those of `jobs` that are looked for."""
         if self.text:
             match = Q(name__icontains=self.text)

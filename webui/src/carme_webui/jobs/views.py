@@ -77,7 +77,7 @@ PER_PAGE = 25
 MOST_NAMED = 20
 TASK_DIGITS = 7
 # Seconds between two polls of a log that somebody follows; longer while nothing is written.
-LOOK, CALM = 1.0, 5.0
+POLL, CALM = 1.0, 5.0
 # Seconds after which the browser opens a new stream: then its login is checked again.
 STREAM_ENDS_AFTER = 600.0
 
@@ -87,10 +87,10 @@ def job_list(request: HttpRequest) -> HttpResponse:
     """My jobs of all years, newest first."""
     form = SearchForm(request.GET)
     search = form.search
-    mine = own_jobs(signed_in(request))
+    jobs = own_jobs(signed_in(request))
     if not search.states:  # else single tasks are looked for
-        mine = mine.filter(Q(array_id=None) | Q(array_id=F("id")))
-    page = Paginator(search.within(mine), PER_PAGE).get_page(request.GET.get("page"))
+        jobs = jobs.filter(Q(array_id=None) | Q(array_id=F("id")))
+    page = Paginator(search.apply(jobs), PER_PAGE).get_page(request.GET.get("page"))
     if not search.states:
         add_progress(page.object_list)
     chosen = request.GET.get("state", "")
@@ -127,7 +127,7 @@ def job_live(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_safe
 def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
     """The part of a job's page that says what it uses of what it requested, and what to change."""
-    found = _mine(request, job_id)
+    found = _own_job(request, job_id)
     context: dict[str, object] = {"job": found}
     try:
         report = broker().report(found.id, user=found.user)
@@ -156,7 +156,7 @@ def month(request: HttpRequest) -> HttpResponse:
 @require_safe
 def facts(request: HttpRequest, job_id: int) -> HttpResponse:
     """The part of a job's page that says where it began: image, repository."""
-    found = _mine(request, job_id)
+    found = _own_job(request, job_id)
     context: dict[str, object] = {"job": found}
     try:
         context["facts"] = broker().facts(found.id, user=found.user)
@@ -172,7 +172,7 @@ def net(request: HttpRequest, job_id: int) -> HttpResponse:
     A net is a graph, not a chart: the runtime lays it out and draws it as SVG (`carme_runtime.petri.draw`),
     here as in notebooks.
     """
-    found = _mine(request, job_id)
+    found = _own_job(request, job_id)
     try:
         drawn = broker().net(found.id, user=found.user)
     except CarmeError:
@@ -186,7 +186,7 @@ def net(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_safe
 def recipe(request: HttpRequest, job_id: int) -> HttpResponse:
     """The part of a job's page that says what it was submitted with."""
-    found = _mine(request, job_id)
+    found = _own_job(request, job_id)
     context: dict[str, object] = {"job": found}
     try:
         known = broker().recipe(found.id, user=found.user)
@@ -307,7 +307,7 @@ def wait(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
     """Ask whether to end a job of mine, and end it."""
-    found = _mine(request, job_id)
+    found = _own_job(request, job_id)
     if request.method != "POST":
         task = request.GET.get("task", "")
         shown = task if task.isascii() and task.isdigit() and found.is_array else ""
@@ -335,7 +335,7 @@ def _task(request: HttpRequest) -> int | None:
 @require_POST
 def extend(request: HttpRequest, job_id: int) -> HttpResponse:
     """Ask for more time for a job of mine; the page then says what came of it."""
-    found = _mine(request, job_id)
+    found = _own_job(request, job_id)
     minutes = minutes_of_form(request.POST.get("minutes", ""))
     try:
         given = submissions.extend(signed_in(request), found.id, minutes, broker())
@@ -349,7 +349,7 @@ def extend(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_POST
 def resubmit(request: HttpRequest, job_id: int) -> HttpResponse:
     """Submit a batch job once more as it was; of an array all tasks, one, or those that failed."""
-    found = _mine(request, job_id)
+    found = _own_job(request, job_id)
     try:
         if "failed" in request.POST:
             new = resubmit_failed(found, broker())
@@ -365,7 +365,7 @@ def resubmit(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_safe
 def log_stream(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
     """What a job of mine writes, as server-sent events: an event's id is where the next begins."""
-    found = _mine(request, job_id)
+    found = _own_job(request, job_id)
     given = request.headers.get("Last-Event-ID") or request.GET.get("offset", "")
     offset = int(given) if given.isascii() and given.isdigit() and len(given) < 16 else 0
     events = _follow(found.id, found.user, offset, get_language() or settings.LANGUAGE_CODE)
@@ -379,7 +379,7 @@ async def _follow(job_id: int, user: str, offset: int, language: str) -> AsyncIt
     """The events; errors are in the reader's language, which is not that of the event loop."""
     site = AsyncBrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT)
     clock = asyncio.get_running_loop().time
-    end, pause = clock() + STREAM_ENDS_AFTER, LOOK
+    end, pause = clock() + STREAM_ENDS_AFTER, POLL
     yield "retry: 2000\n\n"
     while clock() < end:
         try:
@@ -395,7 +395,7 @@ async def _follow(job_id: int, user: str, offset: int, language: str) -> AsyncIt
             await asyncio.sleep(CALM)
             continue
         if part.text:
-            offset, pause = part.offset, LOOK
+            offset, pause = part.offset, POLL
             yield f"id: {offset}\nevent: text\ndata: {json.dumps(part.text)}\n\n"
             if part.offset < part.size:
                 continue
@@ -408,7 +408,7 @@ async def _follow(job_id: int, user: str, offset: int, language: str) -> AsyncIt
         await asyncio.sleep(pause)
 
 
-def _mine(request: HttpRequest, job_id: int) -> Job:
+def _own_job(request: HttpRequest, job_id: int) -> Job:
     return get_object_or_404(own_jobs(signed_in(request)), id=job_id)
 
 
@@ -441,7 +441,7 @@ def _begin(request: HttpRequest) -> dict[str, Any]:
     given = request.GET.get("job", "")
     if not (given.isascii() and given.isdigit() and len(given) <= 18):
         return {}
-    found = _mine(request, int(given))
+    found = _own_job(request, int(given))
     try:
         request_ = broker().recipe(found.id, user=found.user).request
     except CarmeError as error:

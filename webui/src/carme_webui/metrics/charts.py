@@ -225,7 +225,7 @@ class Growth:
         places: The smallest first, at least one.
         line: A value above 0 for each place.
         low, high: The band around it.
-        others: What it is compared with: the ideal first.
+        references: What it is compared with: the ideal first.
     """
 
     title: str
@@ -234,13 +234,13 @@ class Growth:
     line: Line
     low: Line
     high: Line
-    others: Sequence[Line] = ()
+    references: Sequence[Line] = ()
 
     @property
     def data(self) -> str:
         """All that the browser draws it from, as JSON."""
         lines = [(self.line, ""), (self.low, "edge"), (self.high, "edge")]
-        lines += [(line, "other") for line in self.others]
+        lines += [(line, "other") for line in self.references]
         chosen = [number for number, place in enumerate(self.places) if place.is_chosen]
         spec = {
             "title": self.title,

@@ -106,7 +106,7 @@ class Scope:
             case promql.AggregateExpr():
                 return self._aggregated(node)
             case promql.BinaryExpr():
-                operator = _one_of(_OPERATORS, str(node.op)) + _matched(node.modifier)
+                operator = _required_in(_OPERATORS, str(node.op)) + _matched(node.modifier)
                 return f"({self._written(node.lhs)}) {operator} ({self._written(node.rhs)})"
         raise _refused("The query has an unknown part.")
 
@@ -119,7 +119,7 @@ class Scope:
         return f"{{{','.join([*given, self._matcher()])}}}"
 
     def _aggregated(self, node: Any) -> str:
-        how = _one_of(_AGGREGATIONS, str(node.op))
+        how = _required_in(_AGGREGATIONS, str(node.op))
         grouped = ""
         if node.modifier is not None:
             word = "by" if node.modifier.type == promql.AggModifierType.By else "without"
@@ -186,7 +186,7 @@ def _label(name: str) -> str:
     return name
 
 
-def _one_of(known: frozenset[str], word: str) -> str:
+def _required_in(known: frozenset[str], word: str) -> str:
     if word.lower() not in known:
         raise _refused(f"{word!r} is not available here.")
     return word.lower()

@@ -112,9 +112,9 @@ def _measured(user: str) -> tuple[float, _Measured]:
             place, value = round((float(moment) - start) / STEP), float(text)
             if 0 <= place < count and value == value:  # else it is not a number
                 values[place] = value
-    return float(start), {number: parts for number, parts in found.items() if _goes_on(parts)}
+    return float(start), {number: parts for number, parts in found.items() if _is_running(parts)}
 
 
-def _goes_on(parts: Mapping[str, Sequence[float | None]]) -> bool:
+def _is_running(parts: Mapping[str, Sequence[float | None]]) -> bool:
     """Whether a job was measured a moment ago: others are over."""
     return any(value is not None for values in parts.values() for value in values[-2:])

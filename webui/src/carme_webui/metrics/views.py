@@ -75,7 +75,7 @@ def _manages(user: User, account: str) -> bool:
 
 
 def _coordinated_by(user: User) -> list[str]:
-    key = f"accounts-led-{user.pk}"
+    key = f"coordinated-accounts-{user.pk}"
     known = cache.get(key)
     if known is None:
         known = broker().coordinated_accounts(user=user.username)
@@ -91,11 +91,11 @@ def _answer(request: HttpRequest, question: str, scope: Scope | None) -> HttpRes
         if scope is None:
             raise Denied(
                 _("You may not see these series."),
-                _("Those of your own jobs are at /metrics/mine/."),
+                _("The series of your own jobs are at /metrics/mine/."),
             )
         if question == "status/buildinfo":  # Grafana asks for it before anything else
             return JsonResponse({"status": "success", "data": {"version": "2.53.0"}})
-        held = _held(question)
+        held = _restricted(question)
         parameters = [(name, request.GET[name]) for name in _TIMES if name in request.GET]
         parameters += held(request, scope)
         answer = Prometheus(site.prometheus, site.portal_certificates).ask(f"/api/v1/{question}", parameters)
@@ -108,7 +108,7 @@ def _answer(request: HttpRequest, question: str, scope: Scope | None) -> HttpRes
     return JsonResponse(answer)
 
 
-def _held(question: str) -> Callable[[HttpRequest, Scope], list[tuple[str, str]]]:
+def _restricted(question: str) -> Callable[[HttpRequest, Scope], list[tuple[str, str]]]:
     """How a question is held to a scope."""
     name, _slash, rest = question.partition("/")
     if question in ("query", "query_range"):
@@ -118,8 +118,8 @@ def _held(question: str) -> Callable[[HttpRequest, Scope], list[tuple[str, str]]
     if question in ("series", "labels") or of_label:
         return _selectors
     raise InvalidRequest(
-        _("There is no such question here."),
-        _("Ask query, query_range, series, labels or label/NAME/values."),
+        _("This query does not exist."),
+        _("Use query, query_range, series, labels or label/NAME/values."),
     )
 
 

@@ -66,11 +66,11 @@ def _send(number: int, connection: BaseEmailBackend) -> bool:
     except smtplib.SMTPServerDisconnected:
         raise
     except (smtplib.SMTPRecipientsRefused, smtplib.SMTPResponseException, ValueError) as error:
-        if _for_ever(error):
+        if _is_permanent(error):
             logger.warning("The mail to %s is given up: %s", notice.user.username, error)
             _mark(notice, Mailing.REFUSED)
         else:
-            _again(notice, error)
+            _schedule_retry(notice, error)
         return False
     _mark(notice, Mailing.SENT)
     return True
@@ -84,7 +84,8 @@ def mail_of(notice: Notice) -> EmailMessage:
         if notice.link:
             parts.append(f"{site.url}{notice.link}")
         parts.append(
-            _("You get this because of your choice at %(address)s.") % {"address": f"{site.url}/profile/"}
+            _("You get this mail because of your notification settings at %(address)s.")
+            % {"address": f"{site.url}/profile/"}
         )
     first = " ".join(notice.text.split())
     return EmailMessage(
@@ -102,14 +103,14 @@ def _host(url: str) -> str:
     return url.partition("://")[2].partition(":")[0]
 
 
-def _for_ever(error: Exception) -> bool:
+def _is_permanent(error: Exception) -> bool:
     """Whether the server will say the same next time: codes of 500 and above (RFC 5321), or no address."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         return all(code >= 500 for code, _message in error.recipients.values())
     return isinstance(error, ValueError) or getattr(error, "smtp_code", 0) >= 500
 
 
-def _again(notice: Notice, error: Exception) -> None:
+def _schedule_retry(notice: Notice, error: Exception) -> None:
     if notice.tries >= len(AGAIN):
         logger.warning("The mail to %s is given up: %s", notice.user.username, error)
         _mark(notice, Mailing.REFUSED)

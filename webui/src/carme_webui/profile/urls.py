@@ -6,7 +6,7 @@ from carme_webui.profile import views
 
 urlpatterns = [
     path("", views.profile, name="profile"),
-    path("read/", views.read, name="notices-read"),
+    path("read/", views.mark_read, name="notices-read"),
     path("appearance/", views.appearance, name="profile-appearance"),
     path("hints/<slug:name>/", views.dismiss, name="hint-dismiss"),
     path("notify/", views.notify, name="profile-notify"),

@@ -20,7 +20,7 @@ from carme_webui.profile.kinds import Kind, choices_of, choose
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import read_all
 
-__all__ = ["HINTS", "appearance", "dismiss", "notify", "password", "profile", "read"]
+__all__ = ["HINTS", "appearance", "dismiss", "mark_read", "notify", "password", "profile"]
 
 SHOWN = 20
 #: Hints for newcomers; each is shown until they dismiss it.
@@ -42,7 +42,7 @@ def profile(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-def read(request: HttpRequest) -> HttpResponse:
+def mark_read(request: HttpRequest) -> HttpResponse:
     """I have read all notices."""
     read_all(signed_in(request))
     return redirect("profile")

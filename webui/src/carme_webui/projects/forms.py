@@ -53,7 +53,7 @@ class LimitsForm(forms.Form):
         label=_("Partitions"),
         required=False,
         widget=forms.CheckboxSelectMultiple,
-        help_text=_("None chosen: all of them."),
+        help_text=_("Choose none to allow all."),
     )
     gpus = forms.IntegerField(label=_("GPUs at a time"), min_value=0, max_value=MOST, required=False)
     nodes = forms.IntegerField(label=_("Nodes at a time"), min_value=0, max_value=MOST, required=False)
@@ -66,7 +66,7 @@ class LimitsForm(forms.Form):
         min_value=0,
         max_value=MOST,
         required=False,
-        help_text=_("In all, as far as Slurm remembers: older use counts less where the site has it so."),
+        help_text=_("In total, as far as Slurm remembers. At some sites older use counts less."),
     )
 
     def __init__(self, data: Any = None, *, project: Project, cluster: Cluster | None) -> None:

@@ -120,7 +120,7 @@ class Project(models.Model):
             (str(_("Jobs now")), self.use.jobs, self.jobs),
             (str(_("GPU-hours")), round(self.use.gpu_hours, 1), self.gpu_hours),
             (
-                str(_("GPU-hours, bookings to come included")),
+                str(_("GPU-hours, including future bookings")),
                 self.use.gpu_hours + self.booked,
                 self.gpu_hours,
             ),
@@ -198,8 +198,8 @@ def payers(user: User) -> list[tuple[str, str]]:
     projects = {project.account: project.title for project in own_projects(user)}
     access = access_for(user)
     default = settings.SITE.slurm.default_account or access.default_account
-    others = [account for account in access.accounts if account not in projects and account != default]
-    return [*projects.items(), *((name, name) for name in others)]
+    further = [account for account in access.accounts if account not in projects and account != default]
+    return [*projects.items(), *((name, name) for name in further)]
 
 
 def projects_of(user: User) -> frozenset[int]:

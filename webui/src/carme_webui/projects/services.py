@@ -106,7 +106,7 @@ def manager_of(name: str) -> User:
     user = User.objects.filter(username=name, is_active=True).first()
     if user is None:
         raise InvalidRequest(
-            _("There is no such user."), _("Write the name with which that person signs in."), field="manager"
+            _("There is no such user."), _("Enter that person's sign-in name."), field="manager"
         )
     return user
 
@@ -156,7 +156,7 @@ def invite(by: User, project: Project, name: str) -> Invitation:
     if user is None:
         raise InvalidRequest(
             _("There is no user %r here.") % name[:40],
-            _("Write the name with which that person signs in."),
+            _("Enter that person's sign-in name."),
             field="user",
         )
     if project.memberships.filter(user=user).exists():

@@ -58,17 +58,17 @@ def use_by_month(project: Project, reader: User, names_all: bool) -> Stack | Non
     if not ranked:
         return None
     named = ranked[:MOST_MEMBERS] if names_all else [reader.username]
-    parts = [Part(user, _of(hours, [user])) for user in named]
-    others = [user for user in ranked if user not in named]
+    parts = [Part(user, _monthly_hours(hours, [user])) for user in named]
+    unnamed = [user for user in ranked if user not in named]
     if not names_all:
-        parts.append(Part(_("the project's total"), _of(hours, ranked), total=True))
-    elif others:
-        parts.append(Part(_("other members"), _of(hours, others), rest=True))
+        parts.append(Part(_("the project's total"), _monthly_hours(hours, ranked), total=True))
+    elif unnamed:
+        parts.append(Part(_("other members"), _monthly_hours(hours, unnamed), rest=True))
     labels = [date_format(start, "M Y") for start in starts]
     return Stack(_("Use by member and month"), unit, _("Month"), labels, parts)
 
 
-def _of(hours: _Hours, users: Iterable[str]) -> list[float]:
+def _monthly_hours(hours: _Hours, users: Iterable[str]) -> list[float]:
     """What these users used in each month."""
     chosen = list(users)
     return [round(sum(hours.get((place, user), 0.0) for user in chosen), 1) for place in range(MONTHS)]

@@ -59,7 +59,7 @@ def new(request: HttpRequest) -> HttpResponse:
         try:
             project = services.create(user, values["name"], values["title"], values["manager"], broker())
         except CarmeError as error:
-            _put(form, error)
+            _add_error(form, error)
         else:
             return redirect("project-limits", project.name)
     return render(request, "projects/new.html", {"form": form}, status=422 if form.errors else 200)
@@ -79,7 +79,7 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
         except InvalidRequest as error:
             failure = explained(error)
         else:
-            messages.success(request, _("%s is invited and finds that under Projects.") % invited)
+            messages.success(request, _("%s is invited and sees the invitation under Projects.") % invited)
             return redirect(found)
     members = list(found.memberships.all())
     context = {
@@ -157,7 +157,7 @@ def limits(request: HttpRequest, name: str) -> HttpResponse:
         try:
             services.limit(user, found, form.values, broker())
         except CarmeError as error:
-            _put(form, error)
+            _add_error(form, error)
         else:
             messages.success(request, _("The limits are changed."))
             return redirect(found)
@@ -199,6 +199,6 @@ def _try(request: HttpRequest, act: Callable[[], Any]) -> bool:
     return True
 
 
-def _put(form: Any, error: CarmeError) -> None:
+def _add_error(form: Any, error: CarmeError) -> None:
     """Say an error beside the field that it is about."""
     form.add_error(error.field if error.field in form.fields else None, explained(error))

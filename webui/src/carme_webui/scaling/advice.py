@@ -122,10 +122,10 @@ class Advice:
         """How many times as fast each of them is, with what would be ideal and what the site accepts."""
         rows = [offer.choice.row for offer in self.offers]
         ranks = [float(row.ranks) for row in rows]
-        others = [Line(_("ideal"), ranks)]
+        references = [Line(_("ideal"), ranks)]
         if floor := settings.SITE.scaling.efficiency_percent:
             name = _("%d %% efficiency, below which the site asks for a reason") % floor
-            others.append(Line(name, [each * floor / PERCENT for each in ranks]))
+            references.append(Line(name, [each * floor / PERCENT for each in ranks]))
         return Growth(
             _("Times as fast"),
             _("GPUs") if self.has_gpus else _("Nodes"),
@@ -137,7 +137,7 @@ class Advice:
             # The slower the step, the smaller the speed-up.
             Line(_("80 % interval, from"), [row.speedup * row.step_ms / row.high_ms for row in rows]),
             Line(_("80 % interval, to"), [row.speedup * row.step_ms / row.low_ms for row in rows]),
-            others,
+            references,
         )
 
 
@@ -184,9 +184,9 @@ def starts(request: JobRequest, user: User, broker: BrokerClient) -> Callable[[i
     """Says when a job like this would start with other nodes and GPUs."""
 
     def start(nodes: int, gpus_per_node: int) -> Start:
-        other = request.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
+        resized = request.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
         try:
-            when, _earliest, refusal = expected_start(other, user.username, broker)
+            when, _earliest, refusal = expected_start(resized, user.username, broker)
         except CarmeError:
             return Start(None, _("unknown"))
         if when is None:

@@ -12,7 +12,7 @@ from carme.scaling import MOST_BYTES, Curve, Prediction, read_curve, too_large
 from carme_webui.accounts.models import User
 from carme_webui.files.places import places_of, within
 
-__all__ = ["Probe", "curve_of", "looks_like_result", "probe_files"]
+__all__ = ["Probe", "curve_of", "is_named_like_result", "probe_files"]
 
 #: Seconds for which a result is remembered: the form asks again at each change of a number.
 REMEMBERED = 15
@@ -70,7 +70,7 @@ def curve_of(path: str, user: User, broker: BrokerClient) -> Curve:
     return curve
 
 
-def looks_like_result(entry: Entry) -> bool:
+def is_named_like_result(entry: Entry) -> bool:
     """Whether a file may be a result, by its name."""
     return entry.kind == "file" and _WORD in entry.name.lower() and entry.name.endswith(_END)
 
@@ -79,6 +79,6 @@ def probe_files(user: User, broker: BrokerClient) -> list[str]:
     """Names of files in the user's home that look like results. Raises CarmeError."""
     files = Files(broker, user.username)
     entries = files.show(files.home()).entries
-    found = [entry for entry in entries if looks_like_result(entry)]
+    found = [entry for entry in entries if is_named_like_result(entry)]
     found.sort(key=lambda entry: -entry.changed)
     return [entry.name for entry in found if entry.name.isprintable()][:MOST_FILES]

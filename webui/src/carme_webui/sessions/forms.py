@@ -24,7 +24,7 @@ from carme_webui.clocks import minutes_words, reader_zone
 from carme_webui.cluster import entry_points, supplies
 from carme_webui.help_links import explained
 from carme_webui.images.cards import card as card_of
-from carme_webui.images.cards import unknown
+from carme_webui.images.cards import unreadable_card
 from carme_webui.projects.models import Project
 from carme_webui.scaling import ScalingFields
 from carme_webui.scaling.fields import SCALING
@@ -194,7 +194,9 @@ class StartForm(TimeFields, ScalingFields):
         offered = {name: self._image(name) for name in self._catalogue.names()}
         # The one that the form begins with is in sight, however many there are.
         shown = sorted(offered.items(), key=lambda pair: pair[0] != self["image"].value())
-        self._choices("image", [(name, card_of(image) if image else unknown(name)) for name, image in shown])
+        self._choices(
+            "image", [(name, card_of(image) if image else unreadable_card(name)) for name, image in shown]
+        )
         apps: dict[str, str] = {}
         for image in filter(None, offered.values()):
             apps = entry_points(image) | apps
@@ -246,17 +248,17 @@ class StartForm(TimeFields, ScalingFields):
         return [self[name] for name in NUMBERS]
 
     @property
-    def more_fields(self) -> list[BoundField]:
+    def advanced_fields(self) -> list[BoundField]:
         """The fields that few need."""
         return [self[name] for name in MORE if name in self.fields]
 
     @property
-    def more(self) -> bool:
+    def has_advanced(self) -> bool:
         """Whether one of these has a value of its own, or an error."""
         usual = {"app": "lab", "partition": self._site.slurm.default_partition}
         return any(
             field.errors or (field.value() or usual.get(field.name, "")) != usual.get(field.name, "")
-            for field in self.more_fields
+            for field in self.advanced_fields
         )
 
     @property

@@ -53,7 +53,7 @@ class Removal(Enum):
 
     UNKNOWN = "unknown"  # there was none
     DONE = "done"
-    UNDER_WAY = "under way"
+    IN_PROGRESS = "in progress"
 
 
 @functools.lru_cache(maxsize=2)
@@ -130,7 +130,7 @@ class Hub:
     def remove(self, user: str, name: str) -> Removal:
         """Stop the server and forget it; also right when there is none."""
         response = self._ask("DELETE", _path(user, name), {"remove": True}, expected=(404,))
-        return {404: Removal.UNKNOWN, 202: Removal.UNDER_WAY}.get(response.status_code, Removal.DONE)
+        return {404: Removal.UNKNOWN, 202: Removal.IN_PROGRESS}.get(response.status_code, Removal.DONE)
 
     def sign_out(self, user: str, before: float, seconds: float | None = None) -> None:
         """End the user's logins at the hub and at their servers, in every browser.

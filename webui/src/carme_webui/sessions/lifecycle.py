@@ -156,7 +156,7 @@ def end(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> None
     except CarmeError as error:
         logger.warning("Session %s cannot be stopped now: %s", name, error)
         return  # tried again
-    if removal is Removal.UNDER_WAY or not (reported is None or reported.is_over):
+    if removal is Removal.IN_PROGRESS or not (reported is None or reported.is_over):
         return  # the broker reports when it is over
     if reported is None:
         stopped = message("You stopped this session before it had begun.")

@@ -135,7 +135,7 @@ class Session(models.Model):
         return self.name
 
     @classmethod
-    def of_late(cls, user: User, since: datetime) -> "list[Session]":
+    def recent_of(cls, user: User, since: datetime) -> "list[Session]":
         """A user's that are not over, and a few of those that ended since then; the newest first."""
         rows = cls.objects.filter(owner=user)
         over = models.Q(state=SessionState.ENDED)

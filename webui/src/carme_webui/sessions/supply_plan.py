@@ -147,14 +147,14 @@ def _words(kind: GpuForecast, plan: Forecast, free: int) -> str:
     place = kind.free.index(most)
     when = moment(plan.start + place * timedelta(minutes=plan.step_minutes))
     if most > max(now, free):
-        words = _("By Slurm's plan %(count)s will be free from %(when)s.")
+        words = _("Slurm expects %(count)s to be free from %(when)s.")
         return SafeString(escape(words) % {"count": most, "when": when})
     if now < free and place:
         reported = {"taken": free - now, "count": most, "when": when}
-        words = _("By Slurm's plan %(taken)s of them are taken soon; %(count)s are free again from %(when)s.")
+        words = _("Slurm plans to use %(taken)s of them soon. %(count)s will be free again from %(when)s.")
         return SafeString(escape(words) % reported)
     if now < free:
-        return _("By Slurm's plan %(taken)s of them are taken soon.") % {"taken": free - now}
+        return _("Slurm plans to use %(taken)s of them soon.") % {"taken": free - now}
     if free == kind.total:
         return _("All GPUs are free.")
     return _("No more are expected within three days.")

@@ -29,5 +29,5 @@ urlpatterns = [
     path("sessions/<session_name:name>/state/", views.session_state, name="session-state"),
     path("sessions/<session_name:name>/stop/", views.stop, name="session-stop"),
     path("sessions/<session_name:name>/extend/", views.extend, name="session-extend"),
-    path("sessions/<session_name:name>/again/", views.again, name="session-again"),
+    path("sessions/<session_name:name>/again/", views.start_again, name="session-again"),
 ]

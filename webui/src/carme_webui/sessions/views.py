@@ -52,7 +52,6 @@ from carme_webui.sessions.supply_plan import shown
 from carme_webui.sessions.timeline import Line, timeline
 
 __all__ = [
-    "again",
     "dashboard",
     "dashboard_live",
     "delete_preset",
@@ -64,6 +63,7 @@ __all__ = [
     "session_live",
     "session_state",
     "start",
+    "start_again",
     "stop",
     "stream",
 ]
@@ -240,9 +240,9 @@ def delete_preset(request: HttpRequest, number: int) -> HttpResponse:
 
 
 @require_POST
-def again(request: HttpRequest, name: str) -> HttpResponse:
+def start_again(request: HttpRequest, name: str) -> HttpResponse:
     """Start a session with the options of an earlier one; what is not possible now leads to the form."""
-    options = _mine(request, name).requested_options
+    options = _own_session(request, name).requested_options
     fresh = request.POST.get("name", "")
     data = {key: "" if value is None else value for key, value in values_of(options).items()}
     cluster, banner = _cluster_state()
@@ -272,7 +272,7 @@ def session_state(request: HttpRequest, name: str) -> JsonResponse:
 
     With `token` its page may send the forms that stop it and start it again, the latter with `fresh` as name.
     """
-    found = _mine(request, name)
+    found = _own_session(request, name)
     answer = JsonResponse(
         {
             "over": found.is_over,
@@ -289,7 +289,7 @@ def session_state(request: HttpRequest, name: str) -> JsonResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def stop(request: HttpRequest, name: str) -> HttpResponse:
     """Ask whether to stop a session, and stop it."""
-    found = _mine(request, name)
+    found = _own_session(request, name)
     if request.method != "POST":
         if found.is_over or found.state == SessionState.STOPPING:
             return redirect(found)
@@ -301,7 +301,7 @@ def stop(request: HttpRequest, name: str) -> HttpResponse:
 @require_POST
 def extend(request: HttpRequest, name: str) -> HttpResponse:
     """Ask for more time; the page then says what came of it."""
-    found = _mine(request, name)
+    found = _own_session(request, name)
     try:
         given = actions.extend(found, minutes_of_form(request.POST.get("minutes", "")), broker())
     except CarmeError as error:
@@ -335,7 +335,7 @@ async def _events(user: str, seen: str) -> AsyncIterator[str]:
         seen = version
 
 
-def _mine(request: HttpRequest, name: str) -> Session:
+def _own_session(request: HttpRequest, name: str) -> Session:
     return get_object_or_404(own_sessions(signed_in(request)), name=name)
 
 
@@ -366,7 +366,7 @@ def _silence(taken: datetime) -> str:
     if age.total_seconds() < FRESH_SECONDS + FRESH_POLLS * settings.SITE.slurm.poll_seconds:
         return ""
     return _(
-        "Slurm has not answered for %s. What is shown is as old; running sessions go on."
+        "Slurm has not answered for %s. This page shows the state of that time. Running sessions continue."
     ) % minutes_words(max(1, int(age.total_seconds() // 60)))
 
 
@@ -378,8 +378,8 @@ def _form(
     presets: list[Preset] | None = None,
 ) -> StartForm:
     user = signed_in(request)
-    # Anyone who looks as a user sees pages of the portal; what lies in the user's home stays theirs.
-    looks = hasattr(request, "impersonator")
+    # Impersonation shows pages of the portal, never files of the user's home.
+    impersonated = hasattr(request, "impersonator")
     return StartForm(
         data,
         cluster=usable_by(user, cluster),
@@ -393,7 +393,7 @@ def _form(
         booking=request.GET.get("booking", ""),
         requested=request.GET.dict(),
         datasets=datasets_of(user),
-        read=None if looks else lambda path: curve_of(path, user, broker()),
+        read=None if impersonated else lambda path: curve_of(path, user, broker()),
         presets=Preset.of(user) if presets is None else presets,
     )
 
@@ -408,7 +408,7 @@ def _show(row: Session, banner: str) -> Shown:
 def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[str, Any]:
     user = signed_in(request)
     version = notifier.version(user.username)
-    rows = Session.of_late(user, timezone.now() - RECENT)
+    rows = Session.recent_of(user, timezone.now() - RECENT)
     banner = silence() or banner
     running = active_jobs(user)
     add_progress(running[:MOST_ACTIVE])
@@ -434,7 +434,7 @@ def _plan() -> Forecast | None:
 
 def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
     version = notifier.version(signed_in(request).username)  # first: what comes meanwhile is an update
-    found = _mine(request, name)
+    found = _own_session(request, name)
     mirror = Mirror.load()
     cluster, silence = _cluster_state()
     banner = mirror.silence or silence

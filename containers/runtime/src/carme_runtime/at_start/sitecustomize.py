@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 
-def _run_the_one_behind() -> None:
+def _run_shadowed_sitecustomize() -> None:
     """Python takes one module of this name; what a site has in its own still runs."""
     here = Path(__file__).parent
     sys.path[:] = [folder for folder in sys.path if Path(folder) != here]
@@ -39,4 +39,4 @@ def _watch() -> None:
 try:
     _watch()
 finally:
-    _run_the_one_behind()
+    _run_shadowed_sitecustomize()

@@ -246,18 +246,18 @@ class Checkpoints:
             if step is not None and number != step:
                 continue
             state: Any = None
-            mine: Exception | None = None
+            own_error: Exception | None = None
             try:
                 state = read(self._folder / name) if read else None
             except Exception as reason:
-                mine = reason
-            damage = mine.message if isinstance(mine, files.Damaged) else None
-            other = f"{type(mine).__name__}: {mine}" if mine and not damage else None
-            troubles = self._ranks.exchange((damage, other))
+                own_error = reason
+            damage = own_error.message if isinstance(own_error, files.Damaged) else None
+            problem = f"{type(own_error).__name__}: {own_error}" if own_error and not damage else None
+            troubles = self._ranks.exchange((damage, problem))
             failure = next((text for _, text in troubles if text), None)
             if failure:
                 # Not the checkpoint's fault: an older one would not do better.
-                raise mine or CarmeRuntimeError(
+                raise own_error or CarmeRuntimeError(
                     f"Another rank could not load the checkpoint of step {number}: {failure}",
                     "See what that one says.",
                 )

@@ -123,10 +123,10 @@ def _is_wrapped(parameters: Iterable[Any]) -> bool:
 
 def _wrapped_model(name: str, optimizer: Any, others: Iterable[Any]) -> Any:
     """The model that the older FSDP wraps and this optimizer trains; None where it trains another."""
-    mine = _parameters(optimizer)
-    if not _is_wrapped(mine):
+    parameters = _parameters(optimizer)
+    if not _is_wrapped(parameters):
         return None
-    known = {id(parameter) for parameter in mine}
+    known = {id(parameter) for parameter in parameters}
     for other in others:
         if hasattr(other, "parameters") and any(id(p) in known for p in other.parameters()):
             return other

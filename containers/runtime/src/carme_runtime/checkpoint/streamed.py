@@ -68,14 +68,14 @@ class Arriving:
         self._piece_of: dict[int, int] = {}
         self._there = 0  # pieces
         self._error: BaseException | None = None
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._group, limit = carrier  # which must be there until all has arrived
-        under_way = [
+        in_flight = [
             self._group.broadcast(self._bytes[begin:end], 0, timeout=limit, asynchronous=True)
             for begin, end in self._pieces(early)
         ]
         # Not a daemon: a rank that ends early still takes part in what travels.
-        threading.Thread(target=self._arrive, args=(under_way,), name="carme-checkpoint").start()
+        threading.Thread(target=self._arrive, args=(in_flight,), name="carme-checkpoint").start()
 
     def _pieces(self, early: list[int]) -> list[tuple[int, int]]:
         """Ranges of the bytes in the order in which they travel; notes in which each tensor is."""
@@ -93,28 +93,28 @@ class Arriving:
             self._piece_of[number] = len(pieces) - 1
         return pieces
 
-    def _arrive(self, under_way: list[Any]) -> None:
+    def _arrive(self, in_flight: list[Any]) -> None:
         try:
-            for pending in under_way:
+            for pending in in_flight:
                 if pending:
                     pending.wait()
-                with self._news:
+                with self._changed:
                     self._there += 1
-                    self._news.notify_all()
+                    self._changed.notify_all()
         except BaseException as error:
             # Rank 0 waits for nothing, so nobody raises it there.
             log.warning("A checkpoint did not reach all ranks: %s: %s", type(error).__name__, error)
-            with self._news:
+            with self._changed:
                 self._error = error
-                self._news.notify_all()
+                self._changed.notify_all()
 
     def wait_for(self, numbers: Iterable[int]) -> None:
         """Wait until these tensors are there. Raises what went wrong on their way."""
         if self.here:
             return
         due = max((self._piece_of[number] for number in numbers), default=-1) + 1
-        with self._news:
-            self._news.wait_for(lambda: self._there >= due or self._error is not None)
+        with self._changed:
+            self._changed.wait_for(lambda: self._there >= due or self._error is not None)
             if self._there < due and self._error is not None:
                 raise self._error
 
@@ -229,9 +229,9 @@ class _Later:
         structure, arriving = self._due
         state = arriving.part(structure)
         self._due = None
-        mine = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(state)
-        for group, changed in zip(optimizer.param_groups, mine, strict=True):
+        for group, changed in zip(optimizer.param_groups, options, strict=True):
             group |= changed  # a scheduler may have begun meanwhile
 
     def _before(self, optimizer: Any, *_: Any) -> None:

@@ -179,7 +179,7 @@ class Group:
         self._unfinished = Unfinished()  # goes after the core's group, which ends what still runs
         self._choosing = threading.Lock()
         self._recorded = not hasattr(context, "group_type")  # by the core, which knows when they run
-        if links.to_be_measured() and len(ranks) == context.size > 1:
+        if links.should_measure() and len(ranks) == context.size > 1:
             times = self._group.measure_links()
             if times:
                 context.set_link_times(times)

@@ -30,7 +30,7 @@ def algorithm(name: str | None) -> int:
         ) from None
 
 
-def to_be_measured() -> bool:
+def should_measure() -> bool:
     """Whether the links are measured when the run starts."""
     return os.environ.get(LINKS) == _MEASURE
 

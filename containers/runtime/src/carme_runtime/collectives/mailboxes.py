@@ -66,7 +66,7 @@ class _Mailboxes:
     collect_at: int = _COLLECT_FROM
 
 
-_made: "weakref.WeakKeyDictionary[Any, _Mailboxes]" = weakref.WeakKeyDictionary()
+_by_context: "weakref.WeakKeyDictionary[Any, _Mailboxes]" = weakref.WeakKeyDictionary()
 
 
 class Mailboxes:
@@ -100,11 +100,11 @@ class Mailboxes:
                 ends[rank] += box.slots * box.room
         self._numbers = segments_of(context, group, max(ends[self._me], 1), timeout)
         self._memory = context.segment_array(self._numbers[self._me])
-        mailboxes = _made.setdefault(context, _Mailboxes())
+        mailboxes = _by_context.setdefault(context, _Mailboxes())
         mailboxes.living.add(self)
         self._drop = weakref.finalize(self, mailboxes.dropped.append, self._numbers)
         self._drop.atexit = False
-        self._looked = 0.0  # whether the others still run
+        self._checked = 0.0  # whether the others still run
         self._put = dict.fromkeys(self._boxes, 0)
         self._taken = dict.fromkeys(self._boxes, 0)
 
@@ -172,33 +172,33 @@ class Mailboxes:
         begin = self._at[name, self._me] + count % box.slots * box.room
         return self._memory[begin : begin + box.room]
 
-    def _wait(self, notification: int, other: int) -> None:
-        """Wait for a notification from `other`, and clear it."""
+    def _wait(self, notification: int, peer: int) -> None:
+        """Wait for a notification from `peer`, and clear it."""
         began, started = time.monotonic(), time.perf_counter()
-        while not self._is_set(notification, other, _POLL_MS):
+        while not self._is_set(notification, peer, _POLL_MS):
             if 0 <= self._timeout <= 1000 * (time.monotonic() - began):
                 raise Timeout(
-                    f"No message came from rank {other} in time{_activity()}.", "See what that rank does."
+                    f"No message came from rank {peer} in time{_activity()}.", "See what that rank does."
                 )
         self._context.notify_reset(self._numbers[self._me], notification)
         if profile.recorder:
-            profile.recorder.add(profile.WAITING, f"message from rank {other}", started)
+            profile.recorder.add(profile.WAITING, f"message from rank {peer}", started)
 
-    def _is_set(self, notification: int, other: int, milliseconds: int) -> bool:
+    def _is_set(self, notification: int, peer: int, milliseconds: int) -> bool:
         number, context = self._numbers[self._me], self._context
         if context.notify_waitsome(number, notification, 1, milliseconds) >= 0:
             return True
         # Transports may ask the others themselves, which takes long where one was stopped.
-        if not milliseconds or time.monotonic() - self._looked < _POLL_MS / 1000:
+        if not milliseconds or time.monotonic() - self._checked < _POLL_MS / 1000:
             return False
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         states = context.state_vector()
         lost = [rank for rank in self._group.ranks if states[rank]]
         if not lost:
             return False
         if context.notify_waitsome(number, notification, 1, 0) < 0:
             raise PeerLost(
-                f"Rank {lost[0]} ended while rank {self._me} waited for a message from rank {other}"
+                f"Rank {lost[0]} ended while rank {self._me} waited for a message from rank {peer}"
                 f"{_activity()}.",
                 "See the output of that rank.",
             )
@@ -272,7 +272,7 @@ def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:
         group: For no other use meanwhile.
         timeout: Milliseconds after which waiting is given up; -1: never.
     """
-    mailboxes = _made.setdefault(context, _Mailboxes())
+    mailboxes = _by_context.setdefault(context, _Mailboxes())
     if len(mailboxes.living) >= mailboxes.collect_at:
         gc.collect()  # a model and what is attached to it hold each other
         mailboxes.collect_at = max(_COLLECT_FROM, 2 * len(mailboxes.living))
@@ -280,10 +280,10 @@ def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:
     if not context.wait(_QUEUE, timeout):  # what this rank wrote into the others' memory
         raise Timeout("Messages did not arrive in time.", "See what the other ranks do.")
     me = group.ranks[group.index]
-    mine = numpy.zeros(load().SEGMENTS, numpy.uint8)
-    mine[[numbers[me] for numbers in dropped]] = 1
-    everyone = numpy.zeros(group.size * len(mine), numpy.uint8)
-    group.allgather(everyone, mine, timeout=timeout)
+    own = numpy.zeros(load().SEGMENTS, numpy.uint8)
+    own[[numbers[me] for numbers in dropped]] = 1
+    everyone = numpy.zeros(group.size * len(own), numpy.uint8)
+    group.allgather(everyone, own, timeout=timeout)
     dropped_by = dict(zip(group.ranks, everyone.reshape(group.size, -1), strict=True))
     for numbers in dropped:
         if all(rank in dropped_by and dropped_by[rank][number] for rank, number in numbers.items()):

@@ -99,8 +99,8 @@ class Agent:
         except (LinkClosed, FrameError, KeyError, TypeError, ValueError):
             first = next(member for member in self._members.present if member.number == 0)
             log.error("the agent of %s, the job's first node, was lost: ending the ranks here", first.host)
-            mine = [member for member in self._members.present if member.number == self._number]
-            self._set_members(Members.of(mine, [*self._members.lost, first.host], self._members.expected))
+            own = [member for member in self._members.present if member.number == self._number]
+            self._set_members(Members.of(own, [*self._members.lost, first.host], self._members.expected))
             return False
         finally:
             beats.cancel()
@@ -324,10 +324,10 @@ async def _keep_alive(link: Link) -> None:
     Silence is counted in beats of our own, not by the clock: when this process stood still itself (a job that
     Slurm suspended, a virtual machine that was moved), what the peer sent meanwhile has not been read yet.
     """
-    silent, heard = 0, link.heard
+    silent, received = 0, link.received_messages
     while silent < SILENT_BEATS:
         await asyncio.sleep(BEAT_SECONDS)
-        silent = silent + 1 if link.heard == heard else 0
-        heard = link.heard
+        silent = silent + 1 if link.received_messages == received else 0
+        received = link.received_messages
         link.send({"beat": True})
     link.close()

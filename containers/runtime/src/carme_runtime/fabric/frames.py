@@ -40,7 +40,7 @@ class Link:
         self._keys: tuple[bytes, bytes] | None = None
         self._sent = self._received = 0
         self.limit = limit
-        self.heard = 0  # messages so far
+        self.received_messages = 0
 
     @classmethod
     async def accept(cls, connection: socket.socket, limit: int, tls: ssl.SSLContext | None) -> "Link":
@@ -99,7 +99,7 @@ class Link:
             if not hmac.compare_digest(seal, _seal(self._keys[1], self._received, content)):
                 raise FrameError("a frame whose seal does not fit")
             self._received += 1
-        self.heard += 1
+        self.received_messages += 1
         try:
             message = json.loads(content)
         except (ValueError, RecursionError):

@@ -18,10 +18,10 @@ class WrongKey(Exception):
 
 async def join(link: Link, key: bytes) -> None:
     """The joining agent's side. Raises WrongKey, FrameError or LinkClosed."""
-    mine = secrets.token_bytes(32)
-    link.send({"protocol": PROTOCOL, "challenge": mine.hex()})
+    challenge = secrets.token_bytes(32)
+    link.send({"protocol": PROTOCOL, "challenge": challenge.hex()})
     answer = await link.receive()
-    challenges = mine + _challenge(answer)
+    challenges = challenge + _challenge(answer)
     _check(answer, _mac(key, "first", challenges))
     link.send({"proof": _mac(key, "joining", challenges).hex()})
     link.seal(sending=_mac(key, "from joining", challenges), receiving=_mac(key, "from first", challenges))
@@ -32,9 +32,9 @@ async def admit(link: Link, key: bytes) -> None:
     greeting = await link.receive()
     if greeting.get("protocol") != PROTOCOL:
         raise FrameError("a greeting of another protocol")
-    mine = secrets.token_bytes(32)
-    challenges = _challenge(greeting) + mine
-    link.send({"challenge": mine.hex(), "proof": _mac(key, "first", challenges).hex()})
+    challenge = secrets.token_bytes(32)
+    challenges = _challenge(greeting) + challenge
+    link.send({"challenge": challenge.hex(), "proof": _mac(key, "first", challenges).hex()})
     _check(await link.receive(), _mac(key, "joining", challenges))
     link.seal(sending=_mac(key, "from first", challenges), receiving=_mac(key, "from joining", challenges))
 

@@ -21,7 +21,7 @@ from carme_runtime.fabric.members import Member, Members
 from carme_runtime.fabric.tls import Certificate, read_certificate
 from carme_runtime.key import read_key
 from carme_runtime.ranks import Node
-from carme_runtime.ranks.waiting import when_ended
+from carme_runtime.ranks.waiting import call_on_exit
 
 CONNECT_SECONDS = 10.0
 ENTER_SECONDS = 30.0  # in which a node that gets no processor tries again
@@ -65,7 +65,7 @@ async def _serve(
     ended: asyncio.Future[int] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, command.send, number)
-    when_ended(command.pid, ended.set_result)
+    call_on_exit(command.pid, ended.set_result)
     node = Node(environment, options.listen, options.key_file)
     node.announce_agent(Path(local.getsockname()))
     members = Members.of([Member(number=0, **node.about())], [], options.nodes)

@@ -77,19 +77,21 @@ def enter(
 
 def greet(connection: socket.socket, key: bytes, rank: int, stream: int, deadline: float) -> None:
     """The connecting side. Raises WrongKey or PeerLost."""
-    mine = secrets.token_bytes(32)
+    own_challenge = secrets.token_bytes(32)
     about = ABOUT.pack(rank, stream)
     try:
         connection.settimeout(_left(deadline))
-        connection.sendall(MAGIC + mine + about)
-        theirs = receive(connection, 32, deadline)
+        connection.sendall(MAGIC + own_challenge + about)
+        peer_challenge = receive(connection, 32, deadline)
         answer = receive(connection, 32, deadline)
-        if not hmac.compare_digest(answer, proof(key, PROTOCOL, "accepting", mine + theirs + about)):
+        if not hmac.compare_digest(
+            answer, proof(key, PROTOCOL, "accepting", own_challenge + peer_challenge + about)
+        ):
             raise WrongKey(
                 "The rank that answered does not hold the key of this job.",
                 "Give all ranks the same key file, and see that the port is this job's own.",
             )
-        connection.sendall(proof(key, PROTOCOL, "connecting", mine + theirs + about))
+        connection.sendall(proof(key, PROTOCOL, "connecting", own_challenge + peer_challenge + about))
         receive(connection, 1, deadline)
     except (OSError, NotAPeer):
         raise PeerLost(
@@ -103,16 +105,20 @@ def admit(connection: socket.socket, key: bytes, deadline: float) -> tuple[int, 
     hello = receive(connection, len(MAGIC), deadline)
     if hello != MAGIC:
         raise NotAPeer("speaks another protocol")
-    theirs = receive(connection, 32, deadline)
+    peer_challenge = receive(connection, 32, deadline)
     about = receive(connection, ABOUT.size, deadline)
-    mine = secrets.token_bytes(32)
+    own_challenge = secrets.token_bytes(32)
     try:
-        connection.sendall(mine + proof(key, PROTOCOL, "accepting", theirs + mine + about))
+        connection.sendall(
+            own_challenge + proof(key, PROTOCOL, "accepting", peer_challenge + own_challenge + about)
+        )
         answer = receive(connection, 32, deadline)
     except (NotAPeer, ConnectionError):
         # So do ranks of other jobs, to whom this side has proved the wrong thing.
         raise NotAPeer("went away instead of proving that it holds the key of this job") from None
-    if not hmac.compare_digest(answer, proof(key, PROTOCOL, "connecting", theirs + mine + about)):
+    if not hmac.compare_digest(
+        answer, proof(key, PROTOCOL, "connecting", peer_challenge + own_challenge + about)
+    ):
         raise WrongKey(
             "A connecting rank does not hold the key of this job.", "Use one key file for all ranks."
         )

@@ -40,7 +40,7 @@ def join(device: int = -1) -> int:
                     "Another rank steps with a DistributedOptimizer that this rank has let go of.",
                     "Keep the optimizer until hvd.join() returns.",
                 )
-            optimizer.go_along(second)
+            optimizer.contribute_zeros(second)
         else:
             raise InvalidCall(
                 f"Another rank called {NAMES[kind]}, in which a rank that has joined cannot take part.",

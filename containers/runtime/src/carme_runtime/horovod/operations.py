@@ -19,9 +19,9 @@ from carme_runtime.horovod.reductions import Average, allreduce
 def _exchange_rows(tensor: torch.Tensor, members: Members) -> list[int]:
     """Rows of all ranks' tensors, which may differ in these alone."""
     count = tensor.shape[0]
-    mine = [count, tensor[:1].numel() if count else -1, number_of_type(tensor)]
+    own = [count, tensor[:1].numel() if count else -1, number_of_type(tensor)]
     reported = torch.empty(members.size, 3, dtype=torch.int64)
-    dist.all_gather_into_tensor(reported, torch.tensor([mine], dtype=torch.int64), members.group)
+    dist.all_gather_into_tensor(reported, torch.tensor([own], dtype=torch.int64), members.group)
     rows: list[list[int]] = reported.tolist()
     filled = [row for row in rows if row[1] >= 0]
     for index, row in enumerate(rows):

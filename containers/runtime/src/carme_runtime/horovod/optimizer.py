@@ -68,7 +68,7 @@ def DistributedOptimizer(
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for former in list(world().optimizers.values()):
         if former.holds(held):
-            former.give_way()
+            former.restore_optimizer()
     vars(optimizer).pop("step", None)  # a scheduler's wrapper, which would lead around the reduction
     kind = type(optimizer)
     gradients = _Gradients(
@@ -168,7 +168,7 @@ class _Synchronized:
         """Forget the gradients."""
         if self._horovod.end_failed_pass():
             self._horovod.begin_step()
-        if self._horovod.under_way:
+        if self._horovod.in_progress:
             raise InvalidCall(
                 "optimizer.zero_grad() was called between backward and step.",
                 "Call it before backward, or after step or synchronize.",
@@ -195,7 +195,7 @@ class _Gradients(Parallel):
         self.skipping = False
         self.begin_step()
         here = world()
-        self._number, here.made_optimizers = here.made_optimizers, here.made_optimizers + 1
+        self._number, here.optimizers_created = here.optimizers_created, here.optimizers_created + 1
         overlaps = type(optimizer) in _ELEMENTWISE
         options = Options(accumulate=passes, overlap_step=overlaps, broadcast_buffers=False)
         super().__init__(_Holder(optimizer), optimizer, options)
@@ -203,7 +203,7 @@ class _Gradients(Parallel):
 
     def begin_step(self) -> None:
         """What comes now is for the next step."""
-        self.under_way = self.synchronized = self._started = False
+        self.in_progress = self.synchronized = self._started = False
 
     def begin_anew(self) -> None:
         """After `synchronize` without `step`, as where a gradient was infinite: that step is left out."""
@@ -218,14 +218,14 @@ class _Gradients(Parallel):
         """Wait for all buckets, and begin those that have not begun."""
         self.start_rest()
         self.finish()
-        self.under_way, self.synchronized = False, True
+        self.in_progress, self.synchronized = False, True
 
     def start_rest(self) -> None:
         """Reduce what is there, where `step` comes before the last backward pass, or without any."""
         self.end_failed_pass()
         if self._started:
             return
-        self._started = self.under_way = True
+        self._started = self.in_progress = True
         self._passes = 0
         self._begin_pass()
         for bucket in self._buckets:
@@ -238,14 +238,14 @@ class _Gradients(Parallel):
         """Whether some of these parameters, named by their ids, are among its own."""
         return any(id(parameter) in parameters for parameter in self._parameters)
 
-    def give_way(self) -> None:
+    def restore_optimizer(self) -> None:
         """Leave the gradients to another one, and let the optimizer be what it was."""
         self.detach()
         assert self._optimizer is not None
         self._optimizer.__class__ = self._kind
         world().optimizers.pop(self._number, None)
 
-    def go_along(self, number: int) -> None:
+    def contribute_zeros(self, number: int) -> None:
         """Take part in the reduction of one bucket with nothing."""
         bucket = self._buckets[number]
         bucket.memory.zero_()
@@ -293,7 +293,7 @@ class _Gradients(Parallel):
         reduces = self._reduces()
         super()._after_backward()
         if reduces:
-            self._started = self.under_way = True
+            self._started = self.in_progress = True
             self._passes = 0
 
 

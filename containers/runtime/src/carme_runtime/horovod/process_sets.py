@@ -37,7 +37,7 @@ class ProcessSet:
 
     def rank(self) -> int:
         """The number of this rank among them."""
-        return _of(self).rank
+        return _members_of(self).rank
 
     def __repr__(self) -> str:
         return f"ProcessSet({'all ranks' if self.ranks is None else self.ranks})"
@@ -81,10 +81,10 @@ class Members:
 
 def members_of(process_set: ProcessSet | None) -> Members:
     """Raises InvalidCall for a set that ranks do not know, or to which this rank does not belong."""
-    return _of(process_set or global_process_set)
+    return _members_of(process_set or global_process_set)
 
 
-def _of(process_set: ProcessSet) -> Members:
+def _members_of(process_set: ProcessSet) -> Members:
     here = world()
     if process_set.ranks is None:
         return Members(None, list(range(here.size)), here.rank)
@@ -116,9 +116,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         )
     if any(known.ranks == ranks for known in here.process_sets.values()):
         raise InvalidCall(f"{members} is known already.", "Use the one that add_process_set gave before.")
-    here.made_process_sets += 1
-    members.form(here.made_process_sets)
-    here.process_sets[here.made_process_sets] = members
+    here.process_sets_created += 1
+    members.form(here.process_sets_created)
+    here.process_sets[here.process_sets_created] = members
     return members
 
 

@@ -34,9 +34,9 @@ class World:
     started: bool  # whether `init` joined torch's process group, and `shutdown` leaves it
     # By number, as long as somebody uses them: ranks count alike.
     optimizers: "weakref.WeakValueDictionary[int, Any]" = field(default_factory=weakref.WeakValueDictionary)
-    made_optimizers: int = 0
+    optimizers_created: int = 0
     process_sets: dict[int, Any] = field(default_factory=dict)
-    made_process_sets: int = 0
+    process_sets_created: int = 0
     names: dict[Any, Any] = field(default_factory=dict)  # of operations under way, see `handles.Name`
 
 

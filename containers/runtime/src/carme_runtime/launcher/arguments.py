@@ -258,7 +258,7 @@ def _add_action_options(parser: argparse.ArgumentParser) -> None:
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     known = parser()
-    arguments = _as_ours(arguments)
+    arguments = _from_tarantella(arguments)
     own = _own_options(arguments)
     options = known.parse_args(arguments[:own])
     if options.onnx:
@@ -346,15 +346,15 @@ def _check_mpi(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
             parser.error(f"{name} does not go with --backend mpi. Use the variables of your MPI instead")
 
 
-def _as_ours(arguments: list[str]) -> list[str]:
+def _from_tarantella(arguments: list[str]) -> list[str]:
     """Tarantella's options in this command's words."""
-    arguments = _one_variable_each(arguments)
+    arguments = _with_flag_per_variable(arguments)
     count = _own_options(arguments)
     own, rest = arguments[:count], arguments[count:]
     if rest[:1] == ["-m"] and _names_hosts(own, rest[1:]):
-        return [*_as_ours(own), "--hostfile", *rest[1:2], *_as_ours(rest[2:])]
-    for theirs, ours in ALIASES.items():
-        own = [ours + word[len(theirs) :] if word.partition("=")[0] == theirs else word for word in own]
+        return [*_from_tarantella(own), "--hostfile", *rest[1:2], *_from_tarantella(rest[2:])]
+    for alias, option in ALIASES.items():
+        own = [option + word[len(alias) :] if word.partition("=")[0] == alias else word for word in own]
     return [word for word in own if word not in NEEDLESS] + rest
 
 
@@ -378,7 +378,7 @@ def _own_options(arguments: list[str]) -> int:
     return len(arguments)
 
 
-def _one_variable_each(arguments: list[str]) -> list[str]:
+def _with_flag_per_variable(arguments: list[str]) -> list[str]:
     """With -x before each variable: Tarantella's launcher takes several after one, and then --."""
     index = _own_options(arguments)
     while (

@@ -19,7 +19,7 @@ from carme_runtime.launcher import backends, cleanup, dry, gaspi, horovod, hostf
 from carme_runtime.launcher.arguments import parse, parser
 from carme_runtime.launcher.elastic import Limits, Seats
 from carme_runtime.launcher.elastic import execute as elastic
-from carme_runtime.launcher.help import Section, more
+from carme_runtime.launcher.help import Section, help_link
 from carme_runtime.launcher.nodes import wait_for_nodes
 from carme_runtime.launcher.placement import Place, place
 from carme_runtime.launcher.programs import Programs
@@ -64,7 +64,7 @@ def main(announces: bool = False) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = asyncio.run(_run(sys.argv[1:], announces))
     except CarmeRuntimeError as error:
-        print(f"carme-run: {error}{more(Section.FAILURE)}", file=sys.stderr)
+        print(f"carme-run: {error}{help_link(Section.FAILURE)}", file=sys.stderr)
         code = NOT_STARTED
     except (KeyboardInterrupt, asyncio.CancelledError):
         code = 128 + signal.SIGINT

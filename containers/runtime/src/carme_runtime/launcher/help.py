@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 
-__all__ = ["HELP", "Section", "more"]
+__all__ = ["HELP", "Section", "help_link"]
 
 HELP = "CARME_HELP"
 
@@ -20,7 +20,7 @@ class Section(StrEnum):
     LOSS = "when-ranks-or-nodes-are-lost"
 
 
-def more(section: Section, environment: Mapping[str, str] = os.environ) -> str:
+def help_link(section: Section, environment: Mapping[str, str] = os.environ) -> str:
     """What follows a message, like `\\nMore: https://.../help/training/#...`; empty without an address."""
     address = environment.get(HELP, "").rstrip("/")
     return f"\nMore: {address}/training/#{section}" if address else ""

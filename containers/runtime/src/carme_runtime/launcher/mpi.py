@@ -73,7 +73,7 @@ def command(
     counts: dict[str, int] = {}
     for place in places:
         # Where all runs here, launchers need no name of this host: it may be one that nobody can look up.
-        host = place.member.host if spread or place.member.host != _here(environment) else "localhost"
+        host = place.member.host if spread or place.member.host != _own_host(environment) else "localhost"
         counts[host] = place.local_size
     own = mpi.without_container(without_secrets(environment)) | mpi.variables(remote, first.address) | passed
     for name in mpi.host_variables(Path()):  # the hosts are those of the places
@@ -93,5 +93,5 @@ def command(
     return [*line, *program], own
 
 
-def _here(environment: Mapping[str, str]) -> str:
+def _own_host(environment: Mapping[str, str]) -> str:
     return environment.get("SLURMD_NODENAME") or socket.gethostname()

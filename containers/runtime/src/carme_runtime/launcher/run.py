@@ -12,7 +12,7 @@ from typing import Any
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
 from carme_runtime.fabric.members import Members
-from carme_runtime.launcher.help import Section, more
+from carme_runtime.launcher.help import Section, help_link
 from carme_runtime.launcher.output import Lines, Printer, Tail
 from carme_runtime.launcher.placement import Place, rank_environment
 from carme_runtime.launcher.rank_options import RankOptions
@@ -180,7 +180,7 @@ class Run:
         self._blame(
             1,
             f"The agent of {named} was lost, so the run was ended. See whether the node is down (sinfo -R); "
-            "start a new job, or go on with fewer --nodes." + more(Section.LOSS),
+            "start a new job, or go on with fewer --nodes." + help_link(Section.LOSS),
         )
         for node in lost:
             del self._open[node]
@@ -252,7 +252,7 @@ class Run:
             sentence += f" {meaning}"
         if tail:
             sentence += f" Its last error output:\n{tail}"
-        return f"{sentence}{more(Section.FAILURE)}\n"
+        return f"{sentence}{help_link(Section.FAILURE)}\n"
 
     def _in_loop(self, call: Any, *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over

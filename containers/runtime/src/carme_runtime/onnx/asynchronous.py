@@ -76,14 +76,14 @@ class Exchange:
         self.losses: dict[int, float] = {}
         self.added = self.most_behind = 0
 
-    def add_others(self) -> bool:
+    def add_arrived(self) -> bool:
         """Add what has come from the others, and has room at once; whether something had."""
         came = False
         for rank in self._others:
             for _ in range(self._slots):
                 if rank in self._ended or not self._boxes.is_there((rank, self._me)):
                     break
-                self._add_one(rank)
+                self._add_change_of(rank)
                 came = True
         return came
 
@@ -131,13 +131,13 @@ class Exchange:
         """Add the others' changes until something holds: a rank that waits may be waited for as well."""
         began = time.monotonic()
         while True:
-            holds = condition(0 if self.add_others() else _POLL_MS)
+            holds = condition(0 if self.add_arrived() else _POLL_MS)
             if over() if over else holds:
                 return
             if 0 <= self._timeout <= 1000 * (time.monotonic() - began):
                 raise Timeout(f"It took too long until {what}.", "See what that rank does.")
 
-    def _add_one(self, rank: int) -> None:
+    def _add_change_of(self, rank: int) -> None:
         memory, number = self._boxes.take((rank, self._me))
         part, loss, *changes = messages.unpack(memory, _NUMBERS + len(self._parameters))
         if part == _END:
@@ -174,7 +174,7 @@ def train(
     """
     while (found := parts(number := counter.draw())) is not None:
         part, share = found
-        exchange.add_others()
+        exchange.add_arrived()
         if not share:
             exchange.send(number, 0.0, None)  # a batch of fewer samples than there are ranks
             continue
@@ -183,7 +183,7 @@ def train(
         optimizer.zero_grad()
         loss = loss_of(part)
         loss.backward()
-        exchange.add_others()
+        exchange.add_arrived()
         exchange.most_behind = max(exchange.most_behind, exchange.added - known)
         with torch.no_grad():
             for parameter, old in zip(parameters, before, strict=False):

@@ -83,7 +83,7 @@ class TaskBody:
     def _run_ready(self, number: int, values: list[Any]) -> dict[str, Any] | None:
         """The results, where an earlier micro-batch of this slot has left all that is needed."""
         ready = _ready.get((self._file, number % self._slots)) if self._slots else None
-        return ready.made if ready and ready.given == names_of(values) and ready.run() else None
+        return ready.results if ready and ready.given == names_of(values) and ready.run() else None
 
     def _run_given(self, tokens: Any, number: int, values: list[Any], memory: Any) -> dict[str, Any]:
         arrays, ranges = {}, []

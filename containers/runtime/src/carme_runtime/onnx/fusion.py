@@ -93,16 +93,16 @@ def branch_cuts(graph: Graph) -> tuple[int, ...]:
 def _fork(graph: Graph, join: int) -> int:
     """Where the branches begin that an operator joins: one value at most crosses there; -1: nowhere near."""
     needs = {name for name in graph.operators[join].inputs if graph.maker[name] >= 0}
-    looked = 0
+    examined = 0
     for begin in range(join - 1, -1, -1):
         operator = graph.operators[begin]
         needs.difference_update(operator.outputs)
         needs.update(name for name in operator.inputs if graph.maker[name] >= 0)
         if len(needs) <= 1:
-            looked += 1
+            examined += 1
             if len(components(graph, begin, join)) > 1:
                 return begin
-            if looked == _NEAR:
+            if examined == _NEAR:
                 break
     return -1
 

@@ -152,7 +152,7 @@ class Plan:
                 "sent_bytes": self.sent_bytes,
                 "unfused_bytes": self.unfused_bytes,
                 "splits": [
-                    {"operators": list(each.operators), "by": each.by, "parts": each.ways}
+                    {"operators": list(each.operators), "by": each.by, "parts": each.parts}
                     for each in self.splits
                 ],
                 "tasks": tasks,
@@ -265,10 +265,10 @@ def plan(
     return best
 
 
-def _with_splits(whole: Plan, splitter: Splitter, ways: int) -> Plan:
+def _with_splits(whole: Plan, splitter: Splitter, parts: int) -> Plan:
     """The plan with those operators split that make it quicker, tried from those that take longest."""
     best = whole
-    for group in splitter.candidates(ways)[:_MOST_GROUPS]:
+    for group in splitter.candidates(parts)[:_MOST_GROUPS]:
         for tried in dict.fromkeys((tuple(group), *((each,) for each in group))):
             if any(splitter.milliseconds(split) < _LONG * TASK_MS for split in tried):
                 continue

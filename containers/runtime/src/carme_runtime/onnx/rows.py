@@ -26,14 +26,14 @@ class Piece:
         node: The node.
         of: The operator that it is a part of, or empty.
         share: Of that one's work.
-        made: The value that it makes a part of.
+        value: The value that it computes a part of.
         size: Of the part, along the axis of the split.
     """
 
     node: Any
     of: str
     share: float
-    made: str
+    value: str
     size: int
 
 

@@ -66,18 +66,18 @@ class Split:
         operators: Their names.
         by: CHANNELS or ROWS.
         axis: Of the last one's result along which it is taken apart.
-        ways: How many parts.
+        parts: How many.
     """
 
     operators: tuple[str, ...]
     by: str
     axis: int
-    ways: int
+    parts: int
 
     def __str__(self) -> str:
         first, *others = self.operators
         more = f" and the {len(others)} after it" if others else ""
-        return f"{first}{more}: {self.ways} parts by {self.by}"
+        return f"{first}{more}: {self.parts} parts by {self.by}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Splitter:
         proto = model.proto.graph
         self._known = {each.name: each for each in (*proto.value_info, *proto.input, *proto.output)}
 
-    def candidates(self, ways: int) -> list[list[Split]]:
+    def candidates(self, parts: int) -> list[list[Split]]:
         """Groups of splits: each group is of operators in a row, and of one group some or all may be made."""
         seen, found = set[str](), []
         for operator in self.graph.operators:
@@ -125,8 +125,8 @@ class Splitter:
                 continue
             row = self._row(operator.name)
             seen.update(row)
-            found += self._groups(row, ways)
-        found += self._across_joins(ways)
+            found += self._groups(row, parts)
+        found += self._across_joins(parts)
         return sorted(found, key=lambda group: -sum(map(self.milliseconds, group)))
 
     def milliseconds(self, split: Split) -> float:
@@ -143,16 +143,16 @@ class Splitter:
                 return row
             row.append(operators[users[0]].name)
 
-    def _groups(self, row: Sequence[str], ways: int) -> list[list[Split]]:
+    def _groups(self, row: Sequence[str], parts: int) -> list[list[Split]]:
         found: list[list[Split]] = []
-        by_rows = self._by_rows(row, ways)
+        by_rows = self._by_rows(row, parts)
         found += [[split] for split in by_rows]
-        pieces = [piece for split in by_rows for piece in self._at_strides(split, ways)]
+        pieces = [piece for split in by_rows for piece in self._at_strides(split, parts)]
         found += [pieces] if len(pieces) > len(by_rows) else []
-        channels = self._by_channels(row, ways)
+        channels = self._by_channels(row, parts)
         return [*found, *([channels] if channels else [])]
 
-    def _by_rows(self, row: Sequence[str], ways: int) -> list[Split]:
+    def _by_rows(self, row: Sequence[str], parts: int) -> list[Split]:
         """The longest stretches that can be split by rows."""
         found: list[Split] = []
         stretch: list[str] = []
@@ -160,12 +160,12 @@ class Splitter:
             if name and self._is_local(name):
                 stretch.append(name)
                 continue
-            split = self._rows(stretch, ways)
+            split = self._rows(stretch, parts)
             found += [split] if split else []
             stretch = []
         return found
 
-    def _at_strides(self, split: Split, ways: int) -> list[Split]:
+    def _at_strides(self, split: Split, parts: int) -> list[Split]:
         """The same operators, in a split of their own after each that makes fewer rows: halos begin anew."""
         found: list[Split | None] = []
         stretch: list[str] = []
@@ -173,11 +173,11 @@ class Splitter:
             stretch.append(name)
             given, result_height = self._heights(name)
             if result_height < given:
-                found.append(self._rows(stretch, ways))
+                found.append(self._rows(stretch, parts))
                 stretch = []
-        return [each for each in (*found, self._rows(stretch, ways)) if each]
+        return [each for each in (*found, self._rows(stretch, parts)) if each]
 
-    def _across_joins(self, ways: int) -> list[list[Split]]:
+    def _across_joins(self, parts: int) -> list[list[Split]]:
         """Stretches by rows that branch and join again, as residual networks do."""
         found: list[list[Split]] = []
         for stretch in self._stretches():
@@ -187,9 +187,9 @@ class Splitter:
                 for segment in stretch:
                     names += segment
                     if ends(segment):
-                        splits.append(self._rows(names, ways))
+                        splits.append(self._rows(names, parts))
                         names = []
-                group = [each for each in (*splits, self._rows(names, ways)) if each]
+                group = [each for each in (*splits, self._rows(names, parts)) if each]
                 found += [group] if group else []
         return found
 
@@ -230,11 +230,11 @@ class Splitter:
             return len(shapes) == 1
         return number_of(node, "axis", 0) == 1 and len({shape[ROW_AXIS] for shape in shapes}) == 1
 
-    def _rows(self, stretch: Sequence[str], ways: int) -> Split | None:
+    def _rows(self, stretch: Sequence[str], parts: int) -> Split | None:
         if not any(self._nodes[name].op_type in _WEIGHTS for name in stretch):
             return None
-        split = Split(tuple(stretch), ROWS, ROW_AXIS, min(ways, self._heights(stretch[-1])[1]))
-        return split if split.ways > 1 and self._pieces(split) else None
+        split = Split(tuple(stretch), ROWS, ROW_AXIS, min(parts, self._heights(stretch[-1])[1]))
+        return split if split.parts > 1 and self._pieces(split) else None
 
     def _heights(self, name: str) -> tuple[int, int]:
         """Rows that an operator is given, and makes."""
@@ -278,7 +278,7 @@ class Splitter:
         own = axis - rank + len(dims)
         return own, dims[own] if own >= 0 else 1
 
-    def _by_channels(self, row: Sequence[str], ways: int) -> list[Split]:
+    def _by_channels(self, row: Sequence[str], parts: int) -> list[Split]:
         found: list[Split] = []
         place = 0
         while place < len(row):
@@ -292,8 +292,8 @@ class Splitter:
                 own.append(row[place])
                 place += 1
             count = self.graph.value[node.output[0]].shape[axis]
-            if min(ways, count) > 1:
-                found.append(Split(tuple(own), CHANNELS, axis, min(ways, count)))
+            if min(parts, count) > 1:
+                found.append(Split(tuple(own), CHANNELS, axis, min(parts, count)))
         return found
 
     def _channel_axis(self, node: Any) -> int | None:
@@ -336,7 +336,7 @@ class Splitter:
         values = {given, *(node.output[0] for node in nodes)}
         heights = {name: self.graph.value[name].shape[ROW_AXIS] for name in values}
         rows = Rows(nodes, given, heights, self._weights, self.model.opset)
-        for part, span in enumerate(_bounds(heights[nodes[-1].output[0]], split.ways)):
+        for part, span in enumerate(_bounds(heights[nodes[-1].output[0]], split.parts)):
             label = f"{nodes[0].output[0]}__rows{part}"
             found = rows.part(part, span, label, pieces.numbers)
             if found is None:
@@ -361,7 +361,7 @@ class Splitter:
     def _channel_pieces(self, split: Split) -> _Pieces:
         pieces, nodes = _Pieces(), [self._nodes[name] for name in split.operators]
         count = self.graph.value[nodes[0].output[0]].shape[split.axis]
-        for part, (begin, end) in enumerate(_bounds(count, split.ways)):
+        for part, (begin, end) in enumerate(_bounds(count, split.parts)):
             own = []
             for place, node in enumerate(nodes):
                 copy = copied(node, part)
@@ -439,7 +439,7 @@ class Splitter:
             first[split.operators[0]] = split, pieces
             gone.update(split.operators)
             for piece in pieces.all():
-                whole, name = self.graph.value[piece.made], piece.node.output[0]
+                whole, name = self.graph.value[piece.value], piece.node.output[0]
                 if name != whole.name:
                     values[name] = _part_of(whole, name, split.axis, piece.size)
             for each in pieces.weights:
@@ -452,7 +452,7 @@ class Splitter:
     def _operator(self, piece: Piece, split: Split, pieces: _Pieces) -> Operator:
         node, samples = piece.node, self.graph.samples
         whole = self._operators.get(piece.of)
-        moved = 2 * _part_of(self.graph.value[piece.made], "", split.axis, piece.size).bytes / COPIED
+        moved = 2 * _part_of(self.graph.value[piece.value], "", split.axis, piece.size).bytes / COPIED
         own = {*self._weights, *pieces.numbers, *(each.name for each in pieces.weights)}
         inputs = [name for name in dict.fromkeys(node.input) if name]
         return Operator(
@@ -507,8 +507,8 @@ def _narrow_places(graph: Graph) -> list[int]:
     return found
 
 
-def _bounds(count: int, ways: int) -> list[tuple[int, int]]:
-    ends = [count * k // ways for k in range(ways + 1)]
+def _bounds(count: int, parts: int) -> list[tuple[int, int]]:
+    ends = [count * k // parts for k in range(parts + 1)]
     return list(pairwise(ends))
 
 

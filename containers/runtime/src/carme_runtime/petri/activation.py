@@ -112,10 +112,10 @@ class Rule:
         touched = [*self.takes, *(state for state, _ in self.gives)]
         waits = self.reads or self.empties or self.transition.needs or any(state.tracked for state in touched)
         self.simple = not waits and not self.transition.guard
-        has_one = len(self.inputs) == 1 and self.inputs[0][0].weight == 1
-        self.single = self.simple and has_one
+        single_input = len(self.inputs) == 1 and self.inputs[0][0].weight == 1
+        self.single = self.simple and single_input
         #: Whether a worker could start it with a token that it has, if it knows that the guard passes.
-        self.follows = not waits and has_one
+        self.follows = not waits and single_input
         self.tracked_takes = [
             (state, count) for state, count in self.takes.items() if state.tracked and count
         ]
@@ -360,9 +360,9 @@ class Activation:
         if rule.transition.needs:
             for name, count in rule.transition.needs.items():
                 self.units[name] += count
-            for other in self.rules:
-                if other.transition.needs:
-                    self._wake(other)
+            for waiting in self.rules:
+                if waiting.transition.needs:
+                    self._wake(waiting)
 
     def _stop_reading(self, rule: Rule, token: Token) -> None:
         for _, state in rule.inputs:
@@ -399,16 +399,16 @@ class Activation:
         (arc, state), rest = inputs[0], inputs[1:]
         if arc.kind == "count":
             number = Token(0, pickle.dumps(state.count))
-            for others in self._choices(rest, used):
-                yield [number, *others]
+            for following in self._choices(rest, used):
+                yield [number, *following]
             return
         there: list[Token] = list(state.free)
         if arc.kind == "read":
             there = [*(token for token, _ in state.reading.values()), *there]
         there = [token for token in there if token.number not in used]
-        for mine in combinations(there, arc.weight):
-            for others in self._choices(rest, used | {token.number for token in mine}):
-                yield [*mine, *others]
+        for chosen in combinations(there, arc.weight):
+            for following in self._choices(rest, used | {token.number for token in chosen}):
+                yield [*chosen, *following]
 
     def _passes(self, rule: Rule, chosen: list[Token]) -> bool:
         try:

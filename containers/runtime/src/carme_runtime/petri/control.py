@@ -75,7 +75,7 @@ class Door:
     def __init__(self, run: Served, identity: str) -> None:
         self._reference = weakref.ref(run)  # who waits here does not keep a run that nobody has any more
         self._server = socket.socket(socket.AF_UNIX)
-        forks.ours.add(self._server.fileno())
+        forks.open_descriptors.add(self._server.fileno())
         try:
             self._server.bind(address(identity))
             self._server.listen()
@@ -86,7 +86,7 @@ class Door:
 
     def close(self) -> None:
         """Let nobody in any more."""
-        forks.ours.discard(self._server.fileno())
+        forks.open_descriptors.discard(self._server.fileno())
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -107,14 +107,14 @@ class Door:
 
     def _serve(self, client: socket.socket) -> None:
         reader = Reader()
-        forks.ours.add(client.fileno())
+        forks.open_descriptors.add(client.fileno())
         try:
             with contextlib.suppress(OSError):
                 while is_own_peer(client) and (data := client.recv(1 << 16)):
                     for request in reader.feed(data):
                         client.sendall(encode(self._answer(request)))
         finally:
-            forks.ours.discard(client.fileno())
+            forks.open_descriptors.discard(client.fileno())
             client.close()
 
     def _answer(self, request: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -47,7 +47,7 @@ class Firings:
         if profile.recorder is None:
             return
         node, worker = connection.node, (connection.node, connection.slot)
-        end = times[1] if node is None else self._here(node, times[1])
+        end = times[1] if node is None else self._own_clock(node, times[1])
         begin = max(end - (times[1] - times[0]), self._until.get(worker, 0.0))
         self._until[worker] = end = max(begin, end)
         profile.recorder.add(
@@ -59,7 +59,7 @@ class Firings:
             row=f"worker {connection.slot} on {host}",
         )
 
-    def _here(self, node: int, ended: float) -> float:
+    def _own_clock(self, node: int, ended: float) -> float:
         """A time of another node's clock by this one's."""
         now = time.perf_counter()
         offset, since = self._offsets.get(node, (now - ended, now))

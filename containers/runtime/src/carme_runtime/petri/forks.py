@@ -33,7 +33,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 #: Sockets of all coordinators in this process, which no child may keep: their end is how a child sees
 #: that a coordinator is gone.
-ours: set[int] = set()
+open_descriptors: set[int] = set()
 
 
 def start(
@@ -44,22 +44,22 @@ def start(
     A request is the number of a worker, with its two sockets. The answers are ("started", slot, process),
     ("overdue", slot, process, number of the task), ("ended", slot, process, status) and ("flood",).
     """
-    mine, its = socket.socketpair()
+    coordinator_end, server_end = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
     if process:
-        its.close()
-        ours.add(mine.fileno())
-        return process, mine
+        server_end.close()
+        open_descriptors.add(coordinator_end.fileno())
+        return process, coordinator_end
     try:
-        for descriptor in {*ours, *close, mine.fileno()} - {store.alive}:
+        for descriptor in {*open_descriptors, *close, coordinator_end.fileno()} - {store.alive}:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         _become_quiet()
         # Workers never free what they have of the program: the threads of native objects are not there.
         gc.freeze()
-        _ForkServer(net, folder, slots, its, store).serve()
+        _ForkServer(net, folder, slots, server_end, store).serve()
     finally:
         os._exit(0)
 

@@ -71,7 +71,7 @@ class Holders:
         self.lost: set[str] = set()
         self._numbers = itertools.count(1)
         self._waiting: list[tuple[str, str, str, Reply]] = []
-        self._under_way: dict[tuple[str, str], int] = {}  # copies that a node fetches, by name and node
+        self._fetching: dict[tuple[str, str], int] = {}  # copies that a node fetches, by name and node
         self._sources: dict[tuple[str, str], str] = {}  # and where it was last sent for it
         #: By name and node: copies that others got from a task there which has not ended yet.
         self._pushed: dict[tuple[str, str], dict[str, int]] = {}
@@ -103,7 +103,7 @@ class Holders:
         for name in self.known:
             copies = self.copies.setdefault(name, {})
             copies.pop(node, None)
-            self._under_way.pop((name, node), None)
+            self._fetching.pop((name, node), None)
             if node in self.homes.get(name, ()):
                 if name in there:
                     copies[node] = there[name].copy
@@ -127,7 +127,7 @@ class Holders:
                 homes += [each for each in copies if not homes]
                 if homes and name in self.known:
                     self._note(name)
-        self._under_way = {key: number for key, number in self._under_way.items() if key[1] != node}
+        self._fetching = {key: number for key, number in self._fetching.items() if key[1] != node}
         self._pushed = {key: there for key, there in self._pushed.items() if key[1] != node}
         for there in self._pushed.values():
             there.pop(node, None)
@@ -146,7 +146,7 @@ class Holders:
             if each.name in self.known:
                 return f"taken {each.name}"
         for name, copy in written.items():
-            there = self.copies.get(name, {}).get(node), self._under_way.get((name, node))
+            there = self.copies.get(name, {}).get(node), self._fetching.get((name, node))
             if copy != ON_DISK and name in self.known and copy not in there:
                 return f"changed {name}"
         return ""
@@ -159,7 +159,7 @@ class Holders:
             self.copies.setdefault(name, {})[node] = 0
         for name in (*allocated, *written):
             copies, pushed = self.copies.setdefault(name, {}), self._pushed.pop((name, node), {})
-            fetched = self._under_way.get((name, node))
+            fetched = self._fetching.get((name, node))
             if fetched is not None and written.get(name) == fetched:  # its node has yet to confirm it
                 copies[node] = fetched
             self._stop_fetching(name)
@@ -184,7 +184,7 @@ class Holders:
 
     def _stop_fetching(self, name: str) -> None:
         """Copies that are under way are old when they have come."""
-        for there in (self._under_way, self._sources):
+        for there in (self._fetching, self._sources):
             for key in [key for key in there if key[0] == name]:
                 del there[key]
 
@@ -211,7 +211,7 @@ class Holders:
 
     def _copy_at(self, name: str, node: str) -> int | None:
         """The copy that a node has or fetches."""
-        return self.copies.get(name, {}).get(node, self._under_way.get((name, node)))
+        return self.copies.get(name, {}).get(node, self._fetching.get((name, node)))
 
     def _forget_copy(self, node: str, name: str) -> None:
         self.copies.get(name, {}).pop(node, None)
@@ -260,12 +260,12 @@ class Holders:
         if name not in self.known:
             reply(None)
             return
-        in_vain = self._sources.get((name, node)) if self._under_way.pop((name, node), 0) else None
+        in_vain = self._sources.get((name, node)) if self._fetching.pop((name, node), 0) else None
         copies, homes = self.copies.setdefault(name, {}), self.homes.get(name, [])
         sources = [each for each in copies if each != node and each in self.addresses]
         if sources:
             copies.pop(node, None)  # it would not ask if it had it
-            self._under_way[name, node] = number = next(self._numbers)
+            self._fetching[name, node] = number = next(self._numbers)
             # After one that stands still the next.
             place = (sources.index(in_vain) + 1) % len(sources) if in_vain in sources else 0
             self._sources[name, node] = sources[place]
@@ -276,8 +276,8 @@ class Holders:
             reply(None)
 
     def _confirm(self, node: str, copy: int, name: str) -> bool:
-        if self._under_way.get((name, node)) == copy:
-            del self._under_way[name, node]
+        if self._fetching.get((name, node)) == copy:
+            del self._fetching[name, node]
             self.copies.setdefault(name, {})[node] = copy
         return self.copies.get(name, {}).get(node) == copy
 

@@ -112,7 +112,7 @@ class Nodes:
     async def _run(self, found: "concurrent.futures.Future[list[Member]]") -> None:
         self._fabric = fabric = await connect(os.environ)
         descriptor = fabric.descriptor() if isinstance(fabric, AgentConnection) else -1
-        forks.ours.add(descriptor)
+        forks.open_descriptors.add(descriptor)
         try:
             try:
                 await wait_for_nodes(fabric, None)
@@ -128,7 +128,7 @@ class Nodes:
             while self._members:
                 self._take(await fabric.next_event())
         finally:
-            forks.ours.discard(descriptor)
+            forks.open_descriptors.discard(descriptor)
             await fabric.close()
 
     def _start(self, node: int) -> None:

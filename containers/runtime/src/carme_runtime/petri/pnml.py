@@ -70,7 +70,7 @@ def from_pnml(text: str, kind: type[Kind]) -> Kind:
     described = root.find("net")
     if root.tag != "pnml" or described is None:
         raise PetriError("The XML holds no PNML net.", "Give a PNML file's text.")
-    net = kind(_name(_of(described, "name") or described.get("id", ""), "net"))
+    net = kind(_name(_text_of(described, "name") or described.get("id", ""), "net"))
     places = {element.get("id", ""): _read_place(net, element) for element in described.iter("place")}
     _read_transitions(net, described, places)
     return net
@@ -78,12 +78,12 @@ def from_pnml(text: str, kind: type[Kind]) -> Kind:
 
 def _read_place(net: Definition, element: Element) -> Place:
     own = _read_own(element)
-    tokens = _number(_of(element, "initialMarking") or "0", "initialMarking")
+    tokens = _number(_text_of(element, "initialMarking") or "0", "initialMarking")
     kind = _TYPES.get(own.get("type", ""), object)
     if kind is not object and tokens:
         kind = object  # of the tokens only their number is known
     return net.place(
-        _name(_of(element, "name") or element.get("id", ""), "place"),
+        _name(_text_of(element, "name") or element.get("id", ""), "place"),
         kind,
         capacity=_number(own["capacity"], "capacity") if own.get("capacity") else None,
         tokens=[None] * tokens,
@@ -97,7 +97,7 @@ def _read_transitions(net: Definition, described: Element, places: dict[str, Pla
     elements = {element.get("id", ""): element for element in described.iter("transition")}
     for element in described.iter("arc"):
         source, target = element.get("source", ""), element.get("target", "")
-        weight = _number(_of(element, "inscription") or "1", "inscription")
+        weight = _number(_text_of(element, "inscription") or "1", "inscription")
         marked = element.find("type")
         kind = _KINDS.get((marked.get("value") if marked is not None else element.get("type")) or "", "take")
         if source in places and target in elements:
@@ -112,7 +112,7 @@ def _read_transitions(net: Definition, described: Element, places: dict[str, Pla
     for identity, element in elements.items():
         own = _read_own(element)
         net.add(
-            _name(_of(element, "name") or identity, "transition"),
+            _name(_text_of(element, "name") or identity, "transition"),
             Flow(tuple(inputs.get(identity, ())), tuple(outputs.get(identity, ()))),
             priority=int(own.get("priority") or 0),
             retries=int(own.get("retries") or 0),
@@ -139,7 +139,7 @@ def _read_own(element: Element) -> dict[str, str]:
     return {}
 
 
-def _of(element: Element, tag: str) -> str:
+def _text_of(element: Element, tag: str) -> str:
     return (element.findtext(f"{tag}/text") or "").strip()
 
 

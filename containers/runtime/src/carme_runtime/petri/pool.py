@@ -44,9 +44,9 @@ class Connection:
         self._waiting = bytearray()
         self.tasks, self.its_tasks = socket.socketpair()
         self.control, self.its_control = socket.socketpair()
-        for mine in (self.tasks, self.control):
-            mine.setblocking(False)
-            forks.ours.add(mine.fileno())
+        for connection in (self.tasks, self.control):
+            connection.setblocking(False)
+            forks.open_descriptors.add(connection.fileno())
 
     def _begin(self, slot: int) -> None:
         self.slot = slot
@@ -131,9 +131,9 @@ class Connection:
 
     def close(self) -> None:
         """Let go of it."""
-        for mine in (self.tasks, self.control, self.its_tasks, self.its_control):
-            forks.ours.discard(mine.fileno())
-            mine.close()
+        for connection in (self.tasks, self.control, self.its_tasks, self.its_control):
+            forks.open_descriptors.discard(connection.fileno())
+            connection.close()
 
 
 class RemoteConnection(Connection):
@@ -384,7 +384,7 @@ class Pool:
             connection.close()
         self._poll.close()
         for descriptor in (self._wake_read, self._wake):
-            forks.ours.discard(descriptor)
+            forks.open_descriptors.discard(descriptor)
             os.close(descriptor)
 
     def _start_server(self) -> None:
@@ -395,7 +395,7 @@ class Pool:
         self._poll.register(self._server, select.EPOLLIN)
 
     def _stop_server(self) -> None:
-        forks.ours.discard(self._server.fileno())
+        forks.open_descriptors.discard(self._server.fileno())
         with contextlib.suppress(OSError, KeyError, ValueError):  # closed already, as no new one could start
             self._poll.unregister(self._server)
         self._server.close()

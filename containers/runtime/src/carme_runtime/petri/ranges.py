@@ -96,7 +96,7 @@ class Ranges:
         if self.store.begun:
             return
         self.store.begin()
-        forks.ours.add(self.store.alive)
+        forks.open_descriptors.add(self.store.alive)
         there = self.store.descriptions()
         me, homes = self.store.node, self.holders.homes
         for name in sorted(self.known):
@@ -316,7 +316,7 @@ class Ranges:
         return trouble
 
     def _let_go(self) -> None:
-        forks.ours.discard(self.store.alive)
+        forks.open_descriptors.discard(self.store.alive)
         self.store.let_go()
 
     def _find_lost(self) -> list[str]:

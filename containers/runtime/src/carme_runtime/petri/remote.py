@@ -138,7 +138,7 @@ class _Ranges:
         if self.store.several:
             sweep(self.store.identity, lasting)
             self.store.begin()
-            forks.ours.add(self.store.alive)
+            forks.open_descriptors.add(self.store.alive)
 
     def serve(self) -> None:
         """Begin, where the net uses ranges."""

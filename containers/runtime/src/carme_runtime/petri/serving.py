@@ -61,28 +61,28 @@ class RangeServer:
     def __init__(self, store: Store, host: str, secret: bytes, ask: Ask) -> None:
         self._store, self._secret, self._ask_coordinator = store, secret, ask
         self._locks: dict[str, threading.Lock] = {}
-        self._mine = socket.socket(socket.AF_UNIX)
+        self._local = socket.socket(socket.AF_UNIX)
         try:
-            self._mine.bind(address(store))
-            self._mine.listen(128)
+            self._local.bind(address(store))
+            self._local.listen(128)
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._others = socket.create_server((host, 0), family=family)
+            self._remote = socket.create_server((host, 0), family=family)
         except OSError as error:
-            self._mine.close()
+            self._local.close()
             raise PetriError(
                 f"The ranges of {store.node} cannot be served to other nodes at {host}: {error.strerror}.",
                 "Give each node of the job a name and an address of its own.",
             ) from None
         #: Where other nodes get ranges of this one.
-        self.where: tuple[str, int] = (host, self._others.getsockname()[1])
-        for server, serve in ((self._others, self._serve_node), (self._mine, self._serve_process)):
-            forks.ours.add(server.fileno())
+        self.where: tuple[str, int] = (host, self._remote.getsockname()[1])
+        for server, serve in ((self._remote, self._serve_node), (self._local, self._serve_process)):
+            forks.open_descriptors.add(server.fileno())
             threading.Thread(target=self._accept, args=(server, serve), daemon=True).start()
 
     def close(self) -> None:
         """Serve nobody any more."""
-        for server in (self._others, self._mine):
-            forks.ours.discard(server.fileno())
+        for server in (self._remote, self._local):
+            forks.open_descriptors.discard(server.fileno())
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)
             server.close()
@@ -107,12 +107,12 @@ class RangeServer:
     @staticmethod
     def _serve(client: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         descriptor = client.fileno()
-        forks.ours.add(descriptor)
+        forks.open_descriptors.add(descriptor)
         try:
             with contextlib.suppress(OSError, EOFError, AuthenticationError, ValueError):
                 serve(client)
         finally:
-            forks.ours.discard(descriptor)
+            forks.open_descriptors.discard(descriptor)
             client.close()
 
     # To other nodes.
@@ -146,12 +146,12 @@ class RangeServer:
                 _watch(peer)
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(_STILL, 0))
                 descriptor = peer.fileno()
-                forks.ours.add(descriptor)
+                forks.open_descriptors.add(descriptor)
                 try:
                     with Connection(os.dup(descriptor)) as connection:
                         return self._receive(connection, name, copy)
                 finally:
-                    forks.ours.discard(descriptor)
+                    forks.open_descriptors.discard(descriptor)
         except (OSError, EOFError, AuthenticationError):
             return False
 

@@ -40,7 +40,7 @@ _PAUSE, _TRIES = 10.0, 360
 _FOLDER = "jobs"
 _NAME_LENGTH = 64
 #: Seconds after which a submission that is broken off has come to the site, or never will.
-_ON_ITS_WAY = 120.0
+_SUBMISSION_SECONDS = 120.0
 
 
 class Job(Protocol):
@@ -192,7 +192,7 @@ class SlurmJobs:
         found = self.client.jobs.list(q=note.name)
         for job in found:
             job.cancel()
-        return bool(found) or age > _ON_ITS_WAY
+        return bool(found) or age > _SUBMISSION_SECONDS
 
 
 class _Submitted:

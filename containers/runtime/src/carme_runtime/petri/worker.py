@@ -97,14 +97,14 @@ class Worker:
                 continue
             for step in range(MOST_AHEAD):
                 last = step == MOST_AHEAD - 1
-                index, tokens, ended = self._run_one(number, index, attempt, tokens, last)
+                index, tokens, ended = self._run_task(number, index, attempt, tokens, last)
                 if ended - flushed > BATCH_SECONDS:
                     self._flush()
                     flushed = ended
                 if index < 0:
                     break
 
-    def _run_one(
+    def _run_task(
         self, number: int, index: int, attempt: int, tokens: list[bytes], last: bool
     ) -> tuple[int, list[bytes], float]:
         """Run a task: the transition to go on with at once, or -1, with its token, and the time."""

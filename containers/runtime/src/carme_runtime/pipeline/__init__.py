@@ -6,7 +6,7 @@ from carme_runtime.pipeline.pieces import Pieces
 from carme_runtime.pipeline.plans import Plan
 from carme_runtime.pipeline.schedules import KINDS, Action, Kind, PlanError, Schedule, make
 from carme_runtime.pipeline.simulation import Run, Schedules, chain, held, simulate, slots_needed
-from carme_runtime.pipeline.stages import Disk, Stage, Way
+from carme_runtime.pipeline.stages import Disk, Stage, StageFit
 
 __all__ = [
     "KINDS",
@@ -22,7 +22,7 @@ __all__ = [
     "Schedule",
     "Schedules",
     "Stage",
-    "Way",
+    "StageFit",
     "chain",
     "held",
     "make",

@@ -37,7 +37,7 @@ def explained(outputs: Sequence[Any], targets: Sequence[Any], what: str = "The l
         ) from error
 
 
-def not_one_number(shape: Sequence[int]) -> InvalidCall:
+def not_a_single_number(shape: Sequence[int]) -> InvalidCall:
     """What to say of a loss that is no mean."""
     return InvalidCall(
         f"The loss has the shape {list(shape)}, and is to be one number: the mean over the samples.",

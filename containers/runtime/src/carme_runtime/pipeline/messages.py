@@ -56,7 +56,7 @@ def links_of(everyone: Group | None, rank: int, copying_us: Callable[[int], floa
         copying_us: Microseconds that a message of so many bytes takes within the node.
     """
     file = os.environ.get(links.LINKS, "")
-    between = links.read(Path(file)) if file and not links.to_be_measured() else []
+    between = links.read(Path(file)) if file and not links.should_measure() else []
     source = f"from {file}" if between else "measured between nodes"
     between = between or (everyone.measure_links() if everyone else [])
     copies = () if rank else tuple((size, copying_us(size)) for size in _SIZES)

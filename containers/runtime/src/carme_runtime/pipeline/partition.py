@@ -466,19 +466,19 @@ class _Costs:
         return own + self._travel[piece][begin] + self._travel[piece + 1][end]
 
     def within(self, piece: int, begin: int, end: int, limit: float) -> float:
-        """The time with the cheapest way to stay within the limit; endless where there is none."""
+        """The time with the cheapest method to stay within the limit; endless where there is none."""
         time = self.time(piece, begin, end)
         weights, held = self._weights[end] - self._weights[begin], self._held[end] - self._held[begin]
         over = weights + self._counts[piece] * held - limit
         if over <= 0:
             return time
-        ways = [_ENDLESS]
+        times = [_ENDLESS]
         if self._recomputes and weights + held <= limit:
             again = self._slowness[piece] * (self._forward[end] - self._forward[begin])
-            ways.append(time + again * (piece + 1 < len(self._counts)))
+            times.append(time + again * (piece + 1 < len(self._counts)))
         if self._disk is not None:
-            ways.append(max(time, self._disk.milliseconds(over) / self._counts[piece]))
-        return min(ways)
+            times.append(max(time, self._disk.milliseconds(over) / self._counts[piece]))
+        return min(times)
 
     def memory(self, piece: int, begin: int, end: int) -> float:
         """The least, without messages and workspace."""

@@ -12,7 +12,7 @@ from carme_runtime.pipeline.devices import Device
 from carme_runtime.pipeline.pieces import Pieces
 from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, Action, Schedule
 from carme_runtime.pipeline.simulation import Channel, Run, held, simulate, slots_needed
-from carme_runtime.pipeline.stages import Disk, Stage, Way, sentence
+from carme_runtime.pipeline.stages import Disk, Stage, StageFit, sentence
 from carme_runtime.strategies import DATA, HYBRID, PIPELINE
 
 
@@ -32,7 +32,7 @@ class Plan:
         memory: Bytes of each device that no stage may exceed; 0: no limit was known.
         may_recompute: Whether stages can compute forward passes again.
         disk: Where what does not fit can go; None: nowhere.
-        ways: What each rank's stage does to fit into memory; empty: none does anything. See `fitted`.
+        fits: What each rank's stage does to fit into memory; empty: none does anything. See `fitted`.
         devices: What each stage's rank has; empty: all are alike, and have `memory`.
     """
 
@@ -47,7 +47,7 @@ class Plan:
     memory: int = 0
     may_recompute: bool = False
     disk: Disk | None = None
-    ways: tuple[Way, ...] = ()
+    fits: tuple[StageFit, ...] = ()
     devices: tuple[Device, ...] = ()
 
     def memory_of(self, rank: int) -> int:
@@ -101,7 +101,7 @@ class Plan:
         times = [self._passes_of(piece) for piece in range(self.pieces.count)]
         sizes, holders = self.pieces, self.schedule.holders
         moves = [
-            way.spilling_ms / len(own) for way, own in zip(self.ways, self.schedule.actions, strict=False)
+            fit.spilling_ms / len(own) for fit, own in zip(self.fits, self.schedule.actions, strict=False)
         ]
 
         def duration(action: Action) -> float:
@@ -146,7 +146,7 @@ class Plan:
     @property
     def fits_by_itself(self) -> bool:
         """Whether no stage does anything to fit into memory."""
-        return not self.over and not any(way.recomputes or way.spilled_bytes for way in self.ways)
+        return not self.over and not any(fit.recomputes or fit.spilled_bytes for fit in self.fits)
 
     def fitted(self) -> "Plan":
         """The same plan with what its stages do to fit into memory, so that the step is shortest.
@@ -156,46 +156,46 @@ class Plan:
         if not self.memory:
             return self
         choices = [self._choices(rank) for rank in range(self.schedule.ranks)]
-        found = replace(self, ways=tuple(ways[0] for ways in choices))
-        for rank, ways in enumerate(choices):
-            for way in ways[1:]:
-                other = replace(found, ways=(*found.ways[:rank], way, *found.ways[rank + 1 :]))
+        found = replace(self, fits=tuple(fits[0] for fits in choices))
+        for rank, fits in enumerate(choices):
+            for fit in fits[1:]:
+                other = replace(found, fits=(*found.fits[:rank], fit, *found.fits[rank + 1 :]))
                 found = other if other.step_ms < found.step_ms else found
         return found
 
-    def _choices(self, rank: int) -> list[Way]:
+    def _choices(self, rank: int) -> list[StageFit]:
         """What a stage may do, the cheapest first: nothing if it fits, what comes nearest if nothing does."""
-        plain = Way(False, self._needed(rank, False))
+        plain = StageFit(False, self._needed(rank, False))
         if not 0 < self.memory_of(rank) < plain.needed_bytes:
             return [plain]
-        return self.ways_of(rank) or [self._nearest_way(rank)]
+        return self.fits_of(rank) or [self._nearest_fit(rank)]
 
-    def _nearest_way(self, rank: int) -> Way:
+    def _nearest_fit(self, rank: int) -> StageFit:
         """Where nothing fits: what needs least memory."""
-        least = min(self._all_ways(rank), key=lambda way: way.needed_bytes)
-        return Way(least.recomputes, least.needed_bytes, least.recomputed_ms)
+        least = min(self._all_fits(rank), key=lambda fit: fit.needed_bytes)
+        return StageFit(least.recomputes, least.needed_bytes, least.recomputed_ms)
 
     def recomputes(self, rank: int) -> bool:
         """Whether the stage of a rank computes its forward passes again, instead of holding activations."""
-        return bool(self.ways) and self.ways[rank].recomputes
+        return bool(self.fits) and self.fits[rank].recomputes
 
-    def ways_of(self, rank: int) -> list[Way]:
+    def fits_of(self, rank: int) -> list[StageFit]:
         """How the stage of a rank can fit into memory, the cheapest first."""
         least, memory = self._least_present(rank) if self.disk else 0, self.memory_of(rank)
         fitting = [
-            way
-            for way in self._all_ways(rank)
-            if way.needed_bytes - way.spilled_bytes <= memory and (not way.spilled_bytes or least <= memory)
+            fit
+            for fit in self._all_fits(rank)
+            if fit.needed_bytes - fit.spilled_bytes <= memory and (not fit.spilled_bytes or least <= memory)
         ]
-        return sorted(fitting, key=lambda way: way.milliseconds)
+        return sorted(fitting, key=lambda fit: fit.milliseconds)
 
-    def _all_ways(self, rank: int) -> list[Way]:
+    def _all_fits(self, rank: int) -> list[StageFit]:
         found = []
         for recomputes in (False, True) if self.may_recompute and not self.schedule.split else (False,):
             needed = self._needed(rank, recomputes)
             over = max(needed - self.memory_of(rank), 0) if self.disk else 0
             again = self._recomputed_ms(rank) if recomputes else 0.0
-            found.append(Way(recomputes, needed, again, over, self._spilling_ms(rank, over, again)))
+            found.append(StageFit(recomputes, needed, again, over, self._spilling_ms(rank, over, again)))
         return found
 
     def _recomputed_ms(self, rank: int) -> float:
@@ -266,7 +266,7 @@ class Plan:
         )
         layers = [self.graph.operators[place].module for place in places]
         named = [layer for layer in layers if layer] or [self.graph.operators[places[0]].name]
-        way = self.ways[rank] if self.ways else Way(False, self._needed(rank, False))
+        fit = self.fits[rank] if self.fits else StageFit(False, self._needed(rank, False))
         return Stage(
             rank=rank,
             operators=len(places),
@@ -274,11 +274,11 @@ class Plan:
             forward_ms=m * sum(forward for forward, _ in times),
             backward_ms=m * sum(backward for _, backward in times),
             parameter_bytes=self.graph.parameter_bytes(names),
-            memory_bytes=way.needed_bytes,
+            memory_bytes=fit.needed_bytes,
             sent_bytes=int(sent),
-            recomputed_ms=way.recomputed_ms,
-            spilled_bytes=way.spilled_bytes,
-            spilling_ms=way.spilling_ms,
+            recomputed_ms=fit.recomputed_ms,
+            spilled_bytes=fit.spilled_bytes,
+            spilling_ms=fit.spilling_ms,
         )
 
     def _needed(self, rank: int, recomputes: bool) -> int:
@@ -454,10 +454,10 @@ class Plan:
     def reasons(self) -> list[str]:
         """Sentences on what stages do to fit into memory."""
         found = []
-        for rank, way in enumerate(self.ways):
-            if way.recomputes or way.spilled_bytes:
-                others = [other for other in self.ways_of(rank) if other != way]
-                found.append(sentence(rank, self._needed(rank, False), self.memory_of(rank), way, others))
+        for rank, fit in enumerate(self.fits):
+            if fit.recomputes or fit.spilled_bytes:
+                others = [other for other in self.fits_of(rank) if other != fit]
+                found.append(sentence(rank, self._needed(rank, False), self.memory_of(rank), fit, others))
         return found
 
     def drawing(self) -> str:

@@ -213,12 +213,12 @@ class Schedules:
 
     def __init__(self, planned: Schedule, channels: Iterable[Channel], slots: Mapping[Channel, int]) -> None:
         self._planned, self._channels, self._slots = planned, tuple(channels), slots
-        self._made: dict[int, Schedule] = {}
+        self._by_micro_batches: dict[int, Schedule] = {}
 
     def of(self, micro_batches: int) -> Schedule:
         """The one for so many micro-batches. Raises PlanError if it would not end."""
-        if micro_batches not in self._made:
+        if micro_batches not in self._by_micro_batches:
             schedule = make(self._planned.name, self._planned.ranks, micro_batches)
             simulate(schedule, self._channels, slots=self._slots)  # that it ends
-            self._made[micro_batches] = schedule
-        return self._made[micro_batches]
+            self._by_micro_batches[micro_batches] = schedule
+        return self._by_micro_batches[micro_batches]

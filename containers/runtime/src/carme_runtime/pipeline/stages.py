@@ -64,8 +64,8 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way in which a stage may fit into memory.
+class StageFit:
+    """How a stage may fit into memory, and what that costs.
 
     Args:
         recomputes: Whether it computes its forward passes again.
@@ -98,7 +98,7 @@ class Way:
         return " and ".join(parts)
 
 
-def sentence(rank: int, whole: int, memory: int, taken: Way, others: list[Way]) -> str:
+def sentence(rank: int, whole: int, memory: int, taken: StageFit, others: list[StageFit]) -> str:
     """Why a stage does what it does.
 
     Args:

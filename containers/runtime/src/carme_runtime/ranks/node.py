@@ -64,7 +64,7 @@ from carme_runtime.ranks.environment import without_secrets
 from carme_runtime.ranks.orphan_cleanup import OrphanCleanup
 from carme_runtime.ranks.outputs import Outputs
 from carme_runtime.ranks.shell import Shell
-from carme_runtime.ranks.waiting import when_ended
+from carme_runtime.ranks.waiting import call_on_exit
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 
@@ -224,18 +224,18 @@ def _devices(environment: Mapping[str, str], some: list[int] | None) -> dict[str
 
 
 @contextlib.contextmanager
-def _pinned(some: list[int] | None, memory: bool) -> Iterator[None]:
+def _pin_thread(some: list[int] | None, memory: bool) -> Iterator[None]:
     """This thread, and so what it starts, runs on some of the node's cores; with `memory` near them."""
     cores = os.sched_getaffinity(0)
-    mine = cores if some is None else set(in_order(cores)[some[0] : some[1]])
+    own = cores if some is None else set(in_order(cores)[some[0] : some[1]])
     with contextlib.ExitStack() as stack:
-        if mine != cores:
+        if own != cores:
             stack.callback(os.sched_setaffinity, 0, cores)
-            os.sched_setaffinity(0, mine)
+            os.sched_setaffinity(0, own)
         if memory:
             from carme_runtime.ranks.memory import bound  # seldom wanted, and agents are to start quickly
 
-            stack.enter_context(bound(mine))
+            stack.enter_context(bound(own))
         yield
 
 
@@ -287,7 +287,7 @@ class _Run:
             self._cleanup.expect(f"{orphans.MARK}={base[orphans.MARK]}")
             try:
                 with (
-                    _pinned(rank.get("cpus"), bool(rank.get("memory"))),
+                    _pin_thread(rank.get("cpus"), bool(rank.get("memory"))),
                     oom_score.children_at(oom_score.RANK),
                 ):
                     process = subprocess.Popen(
@@ -347,7 +347,7 @@ class _Run:
         for stream, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
             assert pipe
             self._outputs.add(pipe, self._sender(rank.number, stream))
-        when_ended(rank.process.pid, lambda code: self._exited(rank, code))
+        call_on_exit(rank.process.pid, lambda code: self._exited(rank, code))
 
     def _sender(self, rank: int, stream: int) -> Callable[[bytes], None]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 #: Seconds within which a process that was being started is there, and between two looks for it.
-STARTED, LOOK = 2.0, 0.02
+STARTED, POLL = 2.0, 0.02
 
 
 class OrphanCleanup:
@@ -97,7 +97,7 @@ def main() -> None:
     while expected and time.monotonic() < until:
         # The agent died while it started one, and could not report that.
         _kill(_leaders(os.fsencode(expected)) - groups)
-        time.sleep(LOOK)
+        time.sleep(POLL)
 
 
 def _kill(groups: set[int]) -> None:

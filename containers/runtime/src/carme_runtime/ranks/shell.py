@@ -17,7 +17,7 @@ from typing import IO, Any
 from carme_runtime.ranks import terminal
 from carme_runtime.ranks.orphan_cleanup import OrphanCleanup
 from carme_runtime.ranks.outputs import Outputs
-from carme_runtime.ranks.waiting import when_ended
+from carme_runtime.ranks.waiting import call_on_exit
 
 LOGIN_SHELL = ["bash", "-l"]
 # What a container's starter leaves there is the prompt of its own shell; this one has the user's or bash's.
@@ -60,7 +60,7 @@ class Shell:
         os.set_blocking(inlet.fileno(), False)
         for stream, pipe in outlets.items():
             self._outputs.add(pipe, functools.partial(self._show, stream))
-        when_ended(self._process.pid, self._ended)
+        call_on_exit(self._process.pid, self._ended)
 
     def take(self, request: dict[str, Any]) -> None:
         """Pass a further request on to the program."""
@@ -147,16 +147,16 @@ _Started = tuple["subprocess.Popen[bytes]", IO[bytes], dict[int, IO[bytes]]]
 
 
 def _on_terminal(command: list[str], variables: dict[str, str], size: dict[str, int]) -> _Started:
-    mine, its = os.openpty()
+    master, terminal = os.openpty()
     try:
-        _resize(mine, size)
-        process = _start(command, variables, its)
-        return process, os.fdopen(os.dup(mine), "wb", 0), {1: os.fdopen(mine, "rb", 0)}
+        _resize(master, size)
+        process = _start(command, variables, terminal)
+        return process, os.fdopen(os.dup(master), "wb", 0), {1: os.fdopen(master, "rb", 0)}
     except BaseException:
-        os.close(mine)
+        os.close(master)
         raise
     finally:
-        os.close(its)
+        os.close(terminal)
 
 
 def _on_pipes(command: list[str], variables: dict[str, str], _: None) -> _Started:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 
-def when_ended(pid: int, call: Callable[[int], None]) -> None:
+def call_on_exit(pid: int, call: Callable[[int], None]) -> None:
     """Call `call` in the running loop with the exit code of child `pid` (negative: what signal killed it).
 
     The child stays a zombie until it is waited for. A thread waits, because neither pidfd nor asyncio's own

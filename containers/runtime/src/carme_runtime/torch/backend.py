@@ -49,8 +49,8 @@ class ProcessGroupCarme(dist.ProcessGroup):
 
     def __init__(self, context: Any, group: Group, ranks: list[int], timeout: timedelta) -> None:
         # The core sorts its members, torch keeps the order in which they were named.
-        mine = group.ranks[group.index]
-        super().__init__(ranks.index(mine), len(ranks))  # pyright: ignore[reportCallIssue]
+        own_rank = group.ranks[group.index]
+        super().__init__(ranks.index(own_rank), len(ranks))  # pyright: ignore[reportCallIssue]
         self.context = context
         self._group = group
         self._members = [group.ranks.index(rank) for rank in ranks]

@@ -42,8 +42,8 @@ def norm_of_stages(
     """The norm over all stages; each gives gradients that no other one has."""
     each = [float(torch.linalg.vector_norm(g.detach().double(), norm_type)) for g in gradients]
     largest = math.isinf(norm_type)
-    mine = max(each, default=0.0) if largest else sum(norm**norm_type for norm in each)
-    total = torch.tensor([mine], dtype=torch.float64)
+    own = max(each, default=0.0) if largest else sum(norm**norm_type for norm in each)
+    total = torch.tensor([own], dtype=torch.float64)
     if group:
         group.allreduce(total, "max" if largest else "sum", timeout=timeout)
     return total[0] if largest else total[0] ** (1 / norm_type)

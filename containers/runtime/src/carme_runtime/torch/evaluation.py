@@ -39,20 +39,20 @@ def evaluated(
     """
     with _all_parameters(traced.model, shapes), _in_evaluation(traced.model):
         other = capture(traced.model, example, traced.whole_layers, traced.variable_shapes)
-    ours = [n for n in traced.nodes if n.op in COMPUTED and not counts_batches(traced, n)]
-    theirs = [n for n in other.nodes if n.op in COMPUTED]
+    training = [n for n in traced.nodes if n.op in COMPUTED and not counts_batches(traced, n)]
+    evaluating = [n for n in other.nodes if n.op in COMPUTED]
     known = _sources(traced, other)
     found: dict[str, tuple[Any, Any]] = {}
-    for mine, node in zip(ours, theirs, strict=False):
-        if mine.target != node.target or any(source not in known for source in node.all_input_nodes):
-            raise _differs(mine)
+    for trained, node in zip(training, evaluating, strict=False):
+        if trained.target != node.target or any(source not in known for source in node.all_input_nodes):
+            raise _differs(trained)
         arguments = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-        if [known[n] for n in node.all_input_nodes] != mine.all_input_nodes:
-            raise _differs(mine)
-        found[mine.name] = arguments
-        known[node] = mine
-    if len(ours) != len(theirs):
-        raise _differs(max(ours, theirs, key=len)[min(len(ours), len(theirs))])
+        if [known[n] for n in node.all_input_nodes] != trained.all_input_nodes:
+            raise _differs(trained)
+        found[trained.name] = arguments
+        known[node] = trained
+    if len(training) != len(evaluating):
+        raise _differs(max(training, evaluating, key=len)[min(len(training), len(evaluating))])
     if [known.get(n) for n in other.nodes[-1].all_input_nodes] != traced.nodes[-1].all_input_nodes:
         raise _differs(traced.nodes[-1])
     return found
@@ -68,13 +68,13 @@ def _differs(node: fx.Node) -> InvalidCall:
 
 def _sources(traced: Traced, other: Traced) -> dict[fx.Node, fx.Node]:
     """The nodes that compute nothing, by those of the other trace."""
-    mine = {traced.tensors[n.name]: n for n in traced.nodes if n.name in traced.tensors}
-    mine |= {f"attribute {n.target}": n for n in traced.nodes if n.op == "get_attr"}
-    mine |= {f"input {i}": n for i, n in enumerate(_inputs(traced))}
-    theirs = {n: other.tensors[n.name] for n in other.nodes if n.name in other.tensors}
-    theirs |= {n: f"attribute {n.target}" for n in other.nodes if n.op == "get_attr"}
-    theirs |= {n: f"input {i}" for i, n in enumerate(_inputs(other))}
-    return {node: mine[name] for node, name in theirs.items() if name in mine}
+    by_label = {traced.tensors[n.name]: n for n in traced.nodes if n.name in traced.tensors}
+    by_label |= {f"attribute {n.target}": n for n in traced.nodes if n.op == "get_attr"}
+    by_label |= {f"input {i}": n for i, n in enumerate(_inputs(traced))}
+    labels = {n: other.tensors[n.name] for n in other.nodes if n.name in other.tensors}
+    labels |= {n: f"attribute {n.target}" for n in other.nodes if n.op == "get_attr"}
+    labels |= {n: f"input {i}" for i, n in enumerate(_inputs(other))}
+    return {node: by_label[name] for node, name in labels.items() if name in by_label}
 
 
 def _inputs(traced: Traced) -> list[fx.Node]:

@@ -52,7 +52,9 @@ class _Arrivals:
         self.states = [_CAME if member == group.index else _UNKNOWN for member in range(group.size)]
         here = torch.ones(1, dtype=torch.uint8)
         self._sent = [group.send(here, member, _TAG) for member in self.others]
-        self._news = {member: group.receive(torch.empty_like(here), member, _TAG) for member in self.others}
+        self._arriving = {
+            member: group.receive(torch.empty_like(here), member, _TAG) for member in self.others
+        }
 
     def await_members(self, wait_all: bool, limit: int | None = None) -> None:
         """Wait for the others, until one was lost unless `wait_all`.
@@ -60,7 +62,9 @@ class _Arrivals:
         `limit`, in place of the time that is left: 0 for a look, -1 for ever.
         """
         end = self._end if limit is None else float("inf") if limit < 0 else time.monotonic()
-        missing = {member: self._news[member] for member in self.others if self.states[member] == _UNKNOWN}
+        missing = {
+            member: self._arriving[member] for member in self.others if self.states[member] == _UNKNOWN
+        }
         while missing:
             for member, state in _poll(missing, end).items():
                 self.states[member] = state

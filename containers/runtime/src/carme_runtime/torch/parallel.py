@@ -263,7 +263,7 @@ class Parallel:
         shards = Shards(
             optimizer,
             cast(list[ShardBucket], self._buckets),
-            self._finish_one,
+            self._finish_bucket,
             self.finish,
             self._inline and not any(parameter.is_cuda for parameter in self._parameters),
             self._arrivals,
@@ -288,15 +288,15 @@ class Parallel:
         entries: list[Any] = [None] * self._size
         dist.all_gather_object(entries, (shapes, is_given(self._model)))
         everyone = [entry for entry, _ in entries]
-        for rank, theirs in enumerate(everyone):
-            if theirs != everyone[0]:
+        for rank, reported in enumerate(everyone):
+            if reported != everyone[0]:
                 differing = next(
-                    (i for i, (a, b) in enumerate(zip(everyone[0], theirs, strict=False)) if a != b),
-                    min(len(theirs), len(everyone[0])),
+                    (i for i, (a, b) in enumerate(zip(everyone[0], reported, strict=False)) if a != b),
+                    min(len(reported), len(everyone[0])),
                 )
                 raise InvalidCall(
                     f"The models of rank 0 and rank {rank} differ from parameter number {differing} on: "
-                    f"{everyone[0][differing : differing + 1]} and {theirs[differing : differing + 1]}.",
+                    f"{everyone[0][differing : differing + 1]} and {reported[differing : differing + 1]}.",
                     "Build the same model on all ranks.",
                 )
         given = streams and all(flag for _, flag in entries)
@@ -379,7 +379,7 @@ class Parallel:
         self._take(self._buckets[number], index)
         self._waiting[number] -= 1
         if self._reduces():
-            self._start_full_ones()
+            self._start_full_buckets()
 
     def _take(self, bucket: Bucket, index: int) -> None:
         """Bring a gradient into its bucket, unless autograd has added to it there."""
@@ -396,7 +396,7 @@ class Parallel:
             view.copy_(gradient)
         parameter.grad = view
 
-    def _start_full_ones(self) -> None:
+    def _start_full_buckets(self) -> None:
         # In one order on all ranks, whatever order their gradients came in.
         while self._next < len(self._buckets) and self._waiting[self._next] <= 0:
             self._buckets[self._next].start(self._scale(), self._weighting.samples)
@@ -411,7 +411,7 @@ class Parallel:
         for bucket in self._buckets[self._next :]:
             bucket.complete()
         self._waiting = [0] * len(self._buckets)
-        self._start_full_ones()
+        self._start_full_buckets()
 
     def _after_backward(self) -> None:
         if self._reduces():
@@ -420,7 +420,7 @@ class Parallel:
                 # Where a parameter had no part here, it is known when all is there whether it has a gradient.
                 known = max((n for n, bucket in enumerate(self._buckets, 1) if bucket.unused), default=0)
                 for number in range(known):
-                    self._finish_one(number)
+                    self._finish_bucket(number)
                 for bucket in self._buckets[known:]:
                     bucket.arrives(self.finish)
                 _underway.add(self)
@@ -448,9 +448,9 @@ class Parallel:
     def finish(self) -> None:
         """Wait for all gradients that travel."""
         for number in range(len(self._buckets)):
-            self._finish_one(number)
+            self._finish_bucket(number)
 
-    def _finish_one(self, number: int) -> None:
+    def _finish_bucket(self, number: int) -> None:
         bucket = self._buckets[number]
         with self._finishing:
             if not bucket.finish():
@@ -494,7 +494,7 @@ class Parallel:
             )
         place = {key: number for key, (number, _) in self._place.items()}
         self._hooks.append(_OwnStep(optimizer))
-        step_in_parts(optimizer, place, len(self._buckets), self._finish_one, self.finish)
+        step_in_parts(optimizer, place, len(self._buckets), self._finish_bucket, self.finish)
 
 
 _underway: "weakref.WeakSet[Parallel]" = weakref.WeakSet()  # with gradients that may still travel

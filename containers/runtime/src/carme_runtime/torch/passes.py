@@ -83,7 +83,7 @@ class Passes:
 
     Args:
         traced: The model.
-        made: The plan.
+        plan: The pipeline's.
         run: The ranks; see `pipelines`.
         ranks: Those of this pipeline, by stage.
         group: The same, where there are several.
@@ -93,44 +93,44 @@ class Passes:
     def __init__(
         self,
         traced: Traced,
-        made: Plan,
+        plan: Plan,
         run: Any,
         ranks: list[int],
         group: Group | None,
         arrivals: Arrivals | None,
     ) -> None:
-        self._traced, self._plan, self._run = traced, made, run
+        self._traced, self._plan, self._run = traced, plan, run
         self._ranks, self._group, self._arrivals = ranks, group, arrivals
         # Not all is then used by calls of PyTorch's functions that are seen.
-        self._opaque = made.schedule.split or any(node.op == "call_module" for node in traced.nodes)
+        self._opaque = plan.schedule.split or any(node.op == "call_module" for node in traced.nodes)
         self._stage = ranks.index(run.rank)
         self._statistics, self._later = Statistics(), Later()
         self._pieces, self._shapes = self._own_pieces(), InputShapes(traced)
         self._evaluating: dict[int, Piece] = {}
         operators = traced.graph.operators
-        self._own_operators = {operators[at].name for p in self._pieces for at in made.pieces.span(p)}
+        self._own_operators = {operators[at].name for p in self._pieces for at in plan.pieces.span(p)}
         dropouts = [node for node in traced.nodes if is_dropout(node)]
         # A single process may run them in another order than the stages.
         self._dropouts = sorted(dropouts, key=lambda node: node.meta.get("order", 0))
         self._own_masks = {n for p in self._pieces.values() for kind, n in p.arguments if kind == "mask"}
-        boxes = Mailboxes(run.context, group, boxes_of(made, ranks), run.timeout) if group else None
-        self._post = Post(made, boxes, messages.pack, self._unpacked)
-        self._schedules = Schedules(made.schedule, made.pieces.channels, made.slots)
+        boxes = Mailboxes(run.context, group, boxes_of(plan, ranks), run.timeout) if group else None
+        self._post = Post(plan, boxes, messages.pack, self._unpacked)
+        self._schedules = Schedules(plan.schedule, plan.pieces.channels, plan.slots)
         self._held: dict[tuple[int, int], _Held] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._losses: list[torch.Tensor] = []
         self._device = next((t.device for t in traced.named_tensors().values()), torch.device("cpu"))
         self._failed = False
-        self._recomputes = made.recomputes(self._stage)
+        self._recomputes = plan.recomputes(self._stage)
         self._changed = changed_tensors(traced) if self._recomputes else frozenset()
         self._draws = bool(other_random(traced))
 
     def _own_pieces(self, constants: Constants | None = None) -> dict[int, Piece]:
-        made = self._plan
-        deferred, split = made.batch_norm == "deferred", made.schedule.split
+        plan = self._plan
+        deferred, split = plan.batch_norm == "deferred", plan.schedule.split
         return {
-            piece: piece_of(self._traced, made.pieces, piece, deferred, split, constants)
-            for piece, holder in enumerate(made.schedule.holders)
+            piece: piece_of(self._traced, plan.pieces, piece, deferred, split, constants)
+            for piece, holder in enumerate(plan.schedule.holders)
             if holder == self._stage
         }
 
@@ -244,9 +244,9 @@ class Passes:
         if self._stage == root:
             messages.pack(memory, outputs, "the outputs")
         self._group.broadcast(memory, root, timeout=self._run.timeout)
-        return self._here(messages.unpack(memory, len(self._traced.graph.results)))
+        return self._to_device(messages.unpack(memory, len(self._traced.graph.results)))
 
-    def _here(self, parts: list[Any]) -> list[Any]:
+    def _to_device(self, parts: list[Any]) -> list[Any]:
         """The parts of a message, with tensors on the device of the model."""
         return [part.to(self._device) if isinstance(part, torch.Tensor) else part for part in parts]
 
@@ -306,8 +306,8 @@ class Passes:
         if not group:
             return [samples]
         counts = numpy.zeros(group.size, numpy.int64)
-        mine = numpy.array([samples], numpy.int64)
-        group.allgather(counts, mine, timeout=self._run.timeout)
+        own = numpy.array([samples], numpy.int64)
+        group.allgather(counts, own, timeout=self._run.timeout)
         stages = self._plan.schedule.ranks
         rows = counts.reshape(-1, stages)
         for number, row in enumerate(rows):
@@ -425,7 +425,7 @@ class Passes:
             held.results = {}
 
     def _compute_again(self, compute: Callable[..., None], held: _Held, before: Before) -> None:
-        with before.again():
+        with before.restored():
             compute(held, {**self._tensors, **before.tensors}, Statistics())
 
     def _received(self, piece: int, micro: int, batch: _Batch) -> tuple[_Held, dict[str, Any]]:
@@ -531,7 +531,7 @@ class Passes:
             give_up()
 
     def _unpacked(self, memory: Any, names: Sequence[str]) -> list[Any]:
-        return self._here(messages.unpack(memory, len(names)))
+        return self._to_device(messages.unpack(memory, len(names)))
 
 
 def _mean_loss(loss: Loss, outputs: list[Any], targets: Any) -> torch.Tensor:
@@ -539,7 +539,7 @@ def _mean_loss(loss: Loss, outputs: list[Any], targets: Any) -> torch.Tensor:
     with losses.explained(outputs, tree_leaves(targets)):
         mean: Any = loss(outputs[0] if len(outputs) == 1 else tuple(outputs), targets)
     if isinstance(mean, torch.Tensor) and mean.numel() != 1:
-        raise losses.not_one_number(mean.shape)
+        raise losses.not_a_single_number(mean.shape)
     return mean
 
 

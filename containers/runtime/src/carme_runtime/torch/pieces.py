@@ -103,7 +103,7 @@ class _Maker:
         self._deferred, self._split, self._constants = deferred, split, constants
         self._graph = fx.Graph()
         self._nodes = {node.name: node for node in traced.nodes}
-        self._made: dict[str, fx.Node] = {}
+        self._copies: dict[str, fx.Node] = {}
         self._given: dict[tuple[str, str], fx.Node] = {}
         self._places = {operator.name: place for place, operator in enumerate(traced.graph.operators)}
         self._plain = plain(traced.graph)
@@ -142,8 +142,8 @@ class _Maker:
 
     def _value(self, node: fx.Node) -> fx.Node:
         """A node's value in this piece: computed, given, or sent by another piece."""
-        if node.name in self._made:
-            return self._made[node.name]
+        if node.name in self._copies:
+            return self._copies[node.name]
         if node.op == "placeholder":
             name = self._traced.tensors.get(node.name)
             return self._give("input", node.name) if name is None else self._give("parameter", name)
@@ -153,15 +153,15 @@ class _Maker:
         return self._give("value", node.name)
 
     def _copy(self, node: fx.Node) -> fx.Node:
-        if node.name in self._made:
-            return self._made[node.name]
+        if node.name in self._copies:
+            return self._copies[node.name]
         # Arguments first: copies of plain numbers come up here.
         for source in node.all_input_nodes:
             self._value(source)
         copied = self._replaced(node)
         if copied is None:
             copied = self._graph.node_copy(node, self._value)
-        self._made[node.name] = copied
+        self._copies[node.name] = copied
         return copied
 
     def _replaced(self, node: fx.Node) -> fx.Node | None:

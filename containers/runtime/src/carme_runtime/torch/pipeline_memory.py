@@ -37,7 +37,7 @@ def free_memory(model: nn.Module, run: Run) -> list[int]:
         sharing = -(-int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // torch.cuda.device_count())
         return run.gathered(torch.cuda.mem_get_info(device)[0] // sharing + held)
     pages.trim()
-    run.least(0)  # each rank counts what all have taken, when none measures any more
+    run.minimum(0)  # each rank counts what all have taken, when none measures any more
     room = host_room()
     free = run.gathered((free_memory_of_rank(held) if room is None else room.bytes) or 0)
     return free if all(free) else [0] * len(free)
@@ -53,7 +53,7 @@ def devices_of(run: Run, memories: Sequence[int], device: torch.device) -> tuple
     """
     if run.size == 1:
         return ()
-    run.least(0)  # ranks that share cores work at the same time, as they will in training
+    run.minimum(0)  # ranks that share cores work at the same time, as they will in training
     nanoseconds = run.gathered(max(int(1e6 * _reference_ms(device)), 1))
     return devices_of_ranks(nanoseconds, memories, [run.context.node_of(rank) for rank in range(run.size)])
 
@@ -79,7 +79,7 @@ def disk_of(run: Run) -> Disk | None:
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     # Ranks of one node share its disk. Whole bytes, as ranks compare whole numbers.
     rates = (int(room.read_rate) // ranks, int(room.write_rate) // ranks) if room else (0, 0)
-    read_rate, write_rate = run.least(rates[0]), run.least(rates[1])
+    read_rate, write_rate = run.minimum(rates[0]), run.minimum(rates[1])
     return Disk(read_rate, write_rate) if read_rate and write_rate else None
 
 

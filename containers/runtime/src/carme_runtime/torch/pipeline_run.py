@@ -112,8 +112,8 @@ class Run:
 
     def check_same(self, planned: Plan) -> None:
         """Raise Mismatch where ranks have other plans than this one."""
-        ways = [(way.recomputes, way.spilled_bytes) for way in planned.ways]
-        if not self._same(repr((planned.cuts, planned.schedule, planned.samples, planned.batch_norm, ways))):
+        fits = [(fit.recomputes, fit.spilled_bytes) for fit in planned.fits]
+        if not self._same(repr((planned.cuts, planned.schedule, planned.samples, planned.batch_norm, fits))):
             raise Mismatch(
                 "Ranks requested different pipelines.",
                 "Call pipeline() with the same arguments on all ranks.",
@@ -159,7 +159,7 @@ class Run:
         self.everyone.allgather(everyone, numbers, timeout=self.timeout)
         return everyone.tolist()
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         """The smallest of all ranks' numbers."""
         numbers = numpy.array([number], numpy.int64)
         if self.everyone:

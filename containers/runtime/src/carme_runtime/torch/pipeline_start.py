@@ -45,8 +45,8 @@ def send_parameters(
     parameters = dict(traced.model.named_parameters())
     groups: dict[tuple[int, ...], Group | None] = {}
     for holders in sorted({tuple(owners[name]) for name in parameters}):
-        theirs = {first + stage for first in range(0, run.size, stages) for stage in holders}
-        groups[holders] = run.group(sorted({0, *theirs}))
+        members = {first + stage for first in range(0, run.size, stages) for stage in holders}
+        groups[holders] = run.group(sorted({0, *members}))
     for name, parameter in parameters.items():
         group = groups[tuple(owners[name])]
         if group is None or not parameter.numel():

@@ -20,7 +20,7 @@ def refuse_sparse(run: Run, parameters: list[nn.Parameter]) -> None:
         parameters: Those of this rank whose gradients are to be summed.
     """
     sparse = any(p.grad is not None and p.grad.is_sparse for p in parameters)
-    if run.least(int(not sparse)) == 0:
+    if run.minimum(int(not sparse)) == 0:
         raise InvalidCall(
             "A gradient is sparse, and it is to be summed over ranks.", "Make the layer with sparse=False."
         )

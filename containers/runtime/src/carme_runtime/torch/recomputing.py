@@ -82,7 +82,7 @@ class Before:
             self._gpu_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
+    def restored(self) -> Iterator[None]:
         """Everything but the tensors is as it was."""
         enabled, dtype = self._autocast
         devices = [self._device] if self._device.type == "cuda" else []

@@ -326,14 +326,14 @@ class Shards:
     def whole_state(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]:
         """The state of whole parameters, from all ranks, which call this together."""
         self._meet()
-        mine = [self._described(optimizer, bucket) for bucket in self._buckets]
+        described = [self._described(optimizer, bucket) for bucket in self._buckets]
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
+        dist.all_gather_object(everyone, described)
         state: dict[Any, dict[str, Any]] = defaultdict(dict)
         for number, bucket in enumerate(self._buckets):
             known: dict[int, dict[str, Any]] = {}
-            for theirs in everyone:
-                for index, entries in theirs[number].items():
+            for reported in everyone:
+                for index, entries in reported[number].items():
                     known.setdefault(index, entries)
             self._gather_bucket(optimizer, bucket, known, state)
         for parameter, entries in optimizer.state.items():

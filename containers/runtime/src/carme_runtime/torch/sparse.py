@@ -40,8 +40,8 @@ def begin(
     """
     if tensor.layout != torch.sparse_coo:
         raise InvalidCall(f"A tensor of layout {tensor.layout} cannot be reduced.", _DENSE_REMEDY)
-    mine = tensor.detach().coalesce()
-    indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
+    coalesced = tensor.detach().coalesce()
+    indices, values = coalesced.indices().t().contiguous(), coalesced.values().contiguous()
     counts = [torch.empty(1, dtype=torch.int64) for _ in range(members)]
     gather(counts, torch.tensor([len(indices)])).wait()
     numbers = [int(count) for count in counts]

@@ -129,7 +129,7 @@ class StageStates:
             problem = (
                 f"{differing[0]} has the shape {shapes[0]} in the checkpoint, and {shapes[1]} in the model."
             )
-        if self.run.least(int(not problem)) == 0:
+        if self.run.minimum(int(not problem)) == 0:
             raise InvalidCall(
                 problem or "The checkpoint does not fit the stage of another rank, which says so.",
                 "Build the same model, or give another folder.",
@@ -145,15 +145,15 @@ class StageStates:
         parameters = self._own_parameters()
         for root in sorted({self.owners[name][0] for name in numbers}):
             here = self.run.rank == root == self.stage
-            mine = {
+            own = {
                 number: self.optimizer.state[parameters[name]]
                 for name, number in numbers.items()
                 if here and self.owners[name][0] == root and parameters[name] in self.optimizer.state
             }
-            described = unpack(self.run.broadcast(pack(_described(mine)) if here else b"", root))
+            described = unpack(self.run.broadcast(pack(_described(own)) if here else b"", root))
             for number, entries in described.items():
                 state[number] = {
-                    key: self._held_by(root, *value[1:], mine[number][key] if here else None)
+                    key: self._held_by(root, *value[1:], own[number][key] if here else None)
                     if value[0] == "tensor"
                     else value[1]
                     for key, value in entries.items()

@@ -270,7 +270,7 @@ def _attribute(root: nn.Module, target: str) -> Any:
 def _beside(node: fx.Node, tensors: dict[str, str]) -> str:
     """The operator on whose device this one must run. Raises InvalidCall where it would change an input."""
     if node.target is operator.getitem:
-        return _made_by(node.args[0], tensors)
+        return _producer_of(node.args[0], tensors)
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return ""
@@ -291,7 +291,7 @@ def _beside(node: fx.Node, tensors: dict[str, str]) -> str:
     return ""
 
 
-def _made_by(node: Any, tensors: dict[str, str]) -> str:
+def _producer_of(node: Any, tensors: dict[str, str]) -> str:
     computed = isinstance(node, fx.Node) and node.op in COMPUTED and node.name not in tensors
     return node.name if computed else ""
 

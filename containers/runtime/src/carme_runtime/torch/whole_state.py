@@ -44,15 +44,15 @@ def whole_optimizer_state(
     numbers = {name: number for number, name in enumerate(n for names in groups for n in names)}
     state: dict[int, Any] = {}
     for root in sorted({owners[name][0] for name in numbers}):
-        mine = {}
+        whole = {}
         if run.rank == root and stage == root:
-            mine = {
+            whole = {
                 numbers[name]: optimizer.state[own[name]]
                 for name in numbers
                 if owners[name][0] == root and own[name] in optimizer.state
             }
         file = io.BytesIO()
-        torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, mine), file)
+        torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, whole), file)
         text = run.broadcast(file.getvalue() if run.rank == root else b"", root)
         if run.rank == 0:
             state |= torch.load(io.BytesIO(text), weights_only=True)

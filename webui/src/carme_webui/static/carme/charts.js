@@ -200,19 +200,19 @@
       return this.spec.step * Math.max(1, this.times.length - 1);
     }
 
-    // Draw it anew; where only the numbers differ, what one points at stays.
+    // Draw it anew. Where only the numbers differ, the place under the pointer stays.
     draw(all = false) {
       const before = this.spec;
       if (!this.specify()) return;
       const { spec } = this;
-      const length = Math.max(0, ...spec.series.map((one) => one.values.length));
+      const length = Math.max(0, ...spec.series.map((line) => line.values.length));
       this.times = spec.at ?? Array.from({ length }, (_, place) => (spec.labels ? place : spec.start + place * spec.step));
-      this.lines = spec.series.map((one, place) => ({ ...one, place: one.role === "edge" ? 0 : place, dash: this.dash(one.role, place) }));
+      this.lines = spec.series.map((line, place) => ({ ...line, place: line.role === "edge" ? 0 : place, dash: this.dash(line.role, place) }));
       if (spec.line) this.lines.push({ name: spec.line.name, values: Array(length).fill(spec.line.value), limit: true });
       this.drawn = this.stacks ? this.stacked() : this.lines;
-      const rows = [this.times, ...this.drawn.map((one) => one.values)];
+      const rows = [this.times, ...this.drawn.map((line) => line.values)];
       this.label();
-      const same = before && before.spark === spec.spark && before.series.map((one) => one.name).join() === spec.series.map((one) => one.name).join();
+      const same = before && before.spark === spec.spark && before.series.map((line) => line.name).join() === spec.series.map((line) => line.name).join();
       if (this.plot && same && !all && !!before.line === !!spec.line) {
         this.plot.setData(rows);
         if (before.current !== spec.current) this.plot.setCursor({ left: -10, top: -10 }); // it shows the new choice
@@ -234,9 +234,9 @@
     stacked() {
       const below = Array(this.times.length).fill(0);
       const parts = this.lines
-        .filter((one) => !one.limit)
-        .map((one) => ({ ...one, values: one.values.map((value, at) => (one.total ? value : value ? (below[at] += value) : null)) }));
-      return [...parts.reverse(), ...this.lines.filter((one) => one.limit)];
+        .filter((line) => !line.limit)
+        .map((line) => ({ ...line, values: line.values.map((value, at) => (line.total ? value : value ? (below[at] += value) : null)) }));
+      return [...parts.reverse(), ...this.lines.filter((line) => line.limit)];
     }
 
     label() {
@@ -250,9 +250,9 @@
       }
     }
 
-    colour(one) {
-      if (one.limit || one.role === "other") return this.palette.text;
-      return one.rest ? this.palette.rest : this.palette.lines[one.place % this.palette.lines.length];
+    colour(line) {
+      if (line.limit || line.role === "other") return this.palette.text;
+      return line.rest ? this.palette.rest : this.palette.lines[line.place % this.palette.lines.length];
     }
 
     // What a place on the axis is called.
@@ -294,20 +294,20 @@
       });
     }
 
-    look(one) {
+    seriesOptions(line) {
       const { spec } = this;
-      const shape = { label: one.name, stroke: this.colour(one), width: one.limit ? 1.5 : 2, dash: one.limit ? [4, 4] : one.dash };
+      const shape = { label: line.name, stroke: this.colour(line), width: line.limit ? 1.5 : 2, dash: line.limit ? [4, 4] : line.dash };
       if (spec.at) {
-        const points = one.role ? { show: false } : { show: true, size: 7, fill: this.colour(one) };
-        return { ...shape, width: one.role ? 1.2 : 2, points };
+        const points = line.role ? { show: false } : { show: true, size: 7, fill: this.colour(line) };
+        return { ...shape, width: line.role ? 1.2 : 2, points };
       }
-      if (spec.labels && !one.limit)
-        return { ...shape, stroke: this.palette.paper, width: 1, dash: [], fill: this.colour(one), paths: uPlot.paths.bars({ size: [0.7, 72] }), points: { show: false } };
+      if (spec.labels && !line.limit)
+        return { ...shape, stroke: this.palette.paper, width: 1, dash: [], fill: this.colour(line), paths: uPlot.paths.bars({ size: [0.7, 72] }), points: { show: false } };
       return {
         ...shape,
-        fill: spec.spark && !one.limit && spec.series.length === 1 ? `${this.colour(one)}33` : undefined,
+        fill: spec.spark && !line.limit && spec.series.length === 1 ? `${this.colour(line)}33` : undefined,
         paths: spec.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-        points: { show: !spec.labels && one.values.filter((value) => value !== null).length === 1 },
+        points: { show: !spec.labels && line.values.filter((value) => value !== null).length === 1 },
       };
     }
 
@@ -332,7 +332,7 @@
             ],
         series: [
           {},
-          ...this.drawn.map((one) => this.look(one)),
+          ...this.drawn.map((line) => this.seriesOptions(line)),
         ],
         hooks: { setCursor: [(plot) => this.read(plot.cursor.idx, true)], draw: spec.at ? [(plot) => this.mark(plot)] : [] },
       };
@@ -341,7 +341,7 @@
     get scales() {
       if (this.spec.at) {
         const doubling = (range) => ({ time: false, distr: 3, log: 2, range });
-        const values = () => this.lines.flatMap((one) => one.values);
+        const values = () => this.lines.flatMap((line) => line.values);
         return {
           x: doubling(() => [this.times[0] / 1.15, Math.max(this.times[0] * 2, this.times.at(-1)) * 1.15]),
           y: doubling(() => [Math.min(...values()) / 1.15, Math.max(...values()) * 1.15]),
@@ -408,7 +408,7 @@
         this.plot.setSize({ width, height: this.plot.height });
     }
 
-    // The place that is shown until one points at another: the last one, or today's.
+    // The place that is shown until the reader points at another: the last line, or today's.
     get current() {
       return this.spec.current ?? this.last;
     }
@@ -418,19 +418,19 @@
     read(place, together = false) {
       if (this.spec.spark || !this.plot) return;
       const at = (this.reached = place ?? this.current);
-      const places = together && this.spec.at && place != null ? [...this.times.keys()].filter((one) => this.times[one] === this.times[at]) : [at];
-      this.legend.replaceChildren(...places.flatMap((one) => this.entries(one)));
+      const places = together && this.spec.at && place != null ? [...this.times.keys()].filter((index) => this.times[index] === this.times[at]) : [at];
+      this.legend.replaceChildren(...places.flatMap((index) => this.entries(index)));
     }
 
     // What the legend says of a place: its name, and the value of each line.
     entries(at) {
       const { spec } = this;
-      const entries = this.lines.map((one) => {
-        const key = make("span", { className: this.stacks && !one.limit ? "key block" : one.role ? "key thin" : "key" });
-        key.style.borderTopColor = this.colour(one);
-        const stroke = one.dash?.[0] === 2 ? "dotted" : "dashed";
-        key.style.borderTopStyle = one.limit || (one.dash?.length && !this.stacks) ? stroke : "solid";
-        return make("li", {}, key, `${one.name}: `, make("b", { textContent: amount(one.values[at], spec.unit) }));
+      const entries = this.lines.map((line) => {
+        const key = make("span", { className: this.stacks && !line.limit ? "key block" : line.role ? "key thin" : "key" });
+        key.style.borderTopColor = this.colour(line);
+        const stroke = line.dash?.[0] === 2 ? "dotted" : "dashed";
+        key.style.borderTopStyle = line.limit || (line.dash?.length && !this.stacks) ? stroke : "solid";
+        return make("li", {}, key, `${line.name}: `, make("b", { textContent: amount(line.values[at], spec.unit) }));
       });
       const time = make("li", { className: "moment", textContent: at < 0 ? "" : this.called(at) });
       return [time, ...entries];
@@ -450,8 +450,8 @@
     fill() {
       if (!this.table.open || !this.spec) return;
       const { spec } = this;
-      const head = [spec.words.time, ...this.lines.map((one) => one.name)];
-      const rows = this.times.map((_at, place) => [this.called(place), ...this.lines.map((one) => amount(one.values[place], spec.unit))]);
+      const head = [spec.words.time, ...this.lines.map((line) => line.name)];
+      const rows = this.times.map((_at, place) => [this.called(place), ...this.lines.map((line) => amount(line.values[place], spec.unit))]);
       fillTable(this.table, spec.title, head, rows);
     }
   }
@@ -518,7 +518,7 @@
     }
     place.textContent = latest.failure;
     place.hidden = !latest.failure;
-    for (const one of document.querySelectorAll("carme-sparks")) one.show();
+    for (const sparks of document.querySelectorAll("carme-sparks")) sparks.show();
   }
 
   function redraw() {

@@ -20,9 +20,9 @@
     regexp: /^#SBATCH\s.*$/g,
     decorate: (add, from, to, match) => {
       add(from, to, line);
-      for (const one of match[0].matchAll(/\s(--?[a-zA-Z][\w-]*)/g)) {
-        const at = from + one.index + 1;
-        add(at, at + one[1].length, option);
+      for (const word of match[0].matchAll(/\s(--?[a-zA-Z][\w-]*)/g)) {
+        const at = from + word.index + 1;
+        add(at, at + word[1].length, option);
       }
     },
   });
@@ -46,7 +46,7 @@
     { tag: [tags.number, tags.atom, tags.bool], color: "var(--wait)" },
     { tag: [tags.definition(tags.variableName), tags.attributeName, tags.meta], color: "var(--wait)" },
   ]);
-  const look = EditorView.theme({
+  const theme = EditorView.theme({
     "&": { height: "100%", color: "var(--text)", backgroundColor: "var(--ground)", border: "1px solid var(--soft)", borderRadius: "7px", fontSize: ".875rem" },
     "&.cm-focused": { outline: "3px solid var(--focus)", outlineOffset: "2px" },
     ".cm-scroller": { fontFamily: 'ui-monospace, "DejaVu Sans Mono", "Liberation Mono", monospace', lineHeight: "1.5", overflow: "auto", borderRadius: "7px" },
@@ -84,7 +84,7 @@
     extensions: [
       ...[CodeMirror.lineNumbers(), CodeMirror.history(), CodeMirror.drawSelection(), CodeMirror.bracketMatching()],
       CodeMirror.keymap.of([...CodeMirror.defaultKeymap, ...CodeMirror.historyKeymap]),
-      ...[mode.of(language(area.value)), CodeMirror.syntaxHighlighting(colours), slurmLines, look],
+      ...[mode.of(language(area.value)), CodeMirror.syntaxHighlighting(colours), slurmLines, theme],
       EditorView.contentAttributes.of({ "aria-label": label.textContent.trim(), "aria-description": described }),
       EditorView.updateListener.of(changed),
     ],

@@ -10,7 +10,7 @@
 
   // Moments at full minutes, hours or days of the reader's clocks, at most one more than so many.
   function moments(from, to, most) {
-    const step = STEPS.find((one) => (to - from) / one <= most) ?? STEPS.at(-1);
+    const step = STEPS.find((seconds) => (to - from) / seconds <= most) ?? STEPS.at(-1);
     let at = Math.ceil((from + ahead(from)) / step) * step - ahead(from);
     if (ahead(at) !== ahead(from)) at = following(at - step, step);
     const found = [];
@@ -30,9 +30,9 @@
     const next = at + step;
     const later = ahead(next);
     if (later === ahead(at)) return next;
-    let other = (Math.floor((at + later) / step) + 1) * step - later;
-    while (ahead(other) !== later) other += step;
-    return other;
+    let shifted = (Math.floor((at + later) / step) + 1) * step - later;
+    while (ahead(shifted) !== later) shifted += step;
+    return shifted;
   }
 
   // A moment to the second, with its day where that may be another one.
@@ -58,8 +58,8 @@
       if (!this.specify()) return;
       const { rows } = this.spec;
       const all = rows.flatMap((row) => row.spans);
-      this.from = this.spec.start ?? Math.min(...all.map((one) => one.start));
-      this.to = Math.max(this.from + 1, ...all.map((one) => one.end));
+      this.from = this.spec.start ?? Math.min(...all.map((span) => span.start));
+      this.to = Math.max(this.from + 1, ...all.map((span) => span.end));
       this.ticks = make("div", { className: "ticks" });
       this.ticks.style.gridRow = `1 / ${rows.length + 2}`;
       this.bars = [];
@@ -122,8 +122,8 @@
       const box = track.getBoundingClientRect();
       const at = this.from + ((event.clientX - box.left) / box.width) * (this.to - this.from);
       const away = ({ span }) => Math.max(span.start - at, at - span.end, 0);
-      const own = this.bars.filter((one) => one.track === track);
-      const near = own.reduce((best, one) => (away(one) < away(best) ? one : best));
+      const own = this.bars.filter((bar) => bar.track === track);
+      const near = own.reduce((best, bar) => (away(bar) < away(best) ? bar : best));
       this.read(this.bars.indexOf(near));
     }
 
@@ -136,7 +136,7 @@
       const whole = this.to - this.from;
       const times = span.open ? `${this.spec.from} ${exact(span.start, whole)}` : `${exact(span.start, whole)} – ${exact(span.end, whole)}`;
       this.pointed.textContent = `${row}: ${span.label}, ${times}${span.words ? ` (${span.words})` : ""}`;
-      for (const one of this.bars) one.bar.classList.toggle("reached", one === found);
+      for (const item of this.bars) item.bar.classList.toggle("reached", item === found);
     }
 
     go(place) {

@@ -74,7 +74,7 @@
 
   // Tab comes back to this cell of its table.
   function reach(cell) {
-    for (const other of cell.closest("table").querySelectorAll("td[tabindex]")) other.tabIndex = other === cell ? 0 : -1;
+    for (const candidate of cell.closest("table").querySelectorAll("td[tabindex]")) candidate.tabIndex = candidate === cell ? 0 : -1;
   }
 
   // What the portal has sent anew has its own tabindex, and may mean something else.
@@ -90,15 +90,15 @@
   function neighbour(cell, key) {
     const row = cell.closest("tr");
     const place = [...row.cells].indexOf(cell);
-    const ways = {
+    const targets = {
       ArrowLeft: [row, place - 1],
       ArrowRight: [row, place + 1],
       ArrowUp: [row.previousElementSibling, place],
       ArrowDown: [row.nextElementSibling, place],
-      Home: [row, [...row.cells].findIndex((one) => one.hasAttribute("tabindex"))],
-      End: [row, [...row.cells].findLastIndex((one) => one.hasAttribute("tabindex"))],
+      Home: [row, [...row.cells].findIndex((candidate) => candidate.hasAttribute("tabindex"))],
+      End: [row, [...row.cells].findLastIndex((candidate) => candidate.hasAttribute("tabindex"))],
     };
-    const found = ways[key]?.[0]?.cells[ways[key][1]];
+    const found = targets[key]?.[0]?.cells[targets[key][1]];
     return found?.hasAttribute("tabindex") ? found : null;
   }
 
