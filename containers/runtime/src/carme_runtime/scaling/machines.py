@@ -17,6 +17,7 @@ from carme_runtime.torch.pipeline_run import Run
 
 _LEAST_ROUNDS, _ROUNDS, _SIDE = 3, 7, 160
 _MEBIBYTES, _BESIDE_MEBIBYTES = 4, 32
+_FEWEST_PASSES = 3  # without reducing, however long they take: a single one may take any time
 _SECONDS, _PASSES_SECONDS, _LONGEST_SECONDS, _ALL_SECONDS = 0.05, 0.25, 5.0, 6.0
 
 
@@ -55,7 +56,8 @@ def host_ms_per_mib(
     began, over = time.monotonic(), torch.zeros(1)
     while len(found) < _ROUNDS and not (len(found) >= _LEAST_ROUNDS and over.item()):
         dist.barrier()  # all compute at the same time, with and without
-        count, took = _computing(compute, _PASSES_SECONDS if computing else _SECONDS, lambda: False)
+        seconds = _PASSES_SECONDS if computing else _SECONDS
+        count, took = _computing(compute, seconds, lambda: False, _FEWEST_PASSES)
         each = took / count
         dist.barrier()
         works: list[Any] = [dist.all_reduce(part, async_op=True) for part in parts]
@@ -69,10 +71,12 @@ def host_ms_per_mib(
     return statistics.median(found)
 
 
-def _computing(compute: Callable[[], object], seconds: float, over: Callable[[], bool]) -> tuple[int, float]:
+def _computing(
+    compute: Callable[[], object], seconds: float, over: Callable[[], bool], fewest: int = 0
+) -> tuple[int, float]:
     """How often the same is computed until it is over, and in how many seconds."""
     began, count = time.perf_counter(), 0
-    while (took := time.perf_counter() - began) < seconds and not over():
+    while ((took := time.perf_counter() - began) < seconds and not over()) or count < fewest:
         compute()
         count += 1
     return count, took
