@@ -134,7 +134,7 @@ def result(**options: str) -> Result:
 
 def test_the_report_says_where_batches_came_from() -> None:
     assert "Batches are in memory before the first turn" in report.page(result())
-    for source, words in ((WARM, "in memory (warm)"), (COLD, "nothing in memory (cold)")):
+    for source, words in ((WARM, "in memory (warm)"), (COLD, "nothing of it in memory (cold)")):
         page = report.page(result(input=source))
         assert words in page and "Batches are in memory" not in page
         assert f"<td class=text>{source}</td>" in page

@@ -125,7 +125,7 @@ class Curve(_Read):
                 field="steps",
             )
         row = self.row(nodes, gpus_per_node)
-        kept = {"step_ms", "low_ms", "high_ms", "speedup", "efficiency", "limit", "extrapolated"}
+        fields = {"step_ms", "low_ms", "high_ms", "speedup", "efficiency", "limit", "extrapolated"}
         return Prediction(
             file=self.file,
             model=self.model,
@@ -133,7 +133,7 @@ class Curve(_Read):
             steps=steps,
             reason=reason.strip(),
             ranks=row.ranks,
-            **row.model_dump(include=kept),
+            **row.model_dump(include=fields),
         )
 
 

@@ -52,7 +52,7 @@ _INPUTS = {
     MEMORY: "Batches are in memory before the first turn, so no turn reads files, and none waits for a disk.",
     WARM: "Each step reads its batch from a file of its rank, which the kernel has in memory (warm): all of "
     "it is read before each turn.",
-    COLD: "Each step reads its batch from a file of its rank, of which the kernel has nothing in memory "
+    COLD: "Each step reads its batch from a file of its rank, and the kernel has nothing of it in memory "
     "(cold): it lets go of all of it before each step, which is checked. A file server may still have it.",
 }
 _ENDS = (

@@ -34,6 +34,7 @@ def machine_of(run: Run, ranks_per_node: int, computing: Callable[[], object] | 
     if ranks_per_node >= run.size:
         return Machine(links, ranks_per_node, links, host_ms_per_mib=host_ms_per_mib())
     host = host_ms_per_mib(computing, _BESIDE_MEBIBYTES, fusion.threshold(fusion.SMALL_BUCKET_BYTES))
+    host += gathering_ms_per_mib()
     near = Links(links.within, "copies in memory") if links.within else NEAR
     return Machine(links, ranks_per_node, near, host_ms_per_mib=host)
 
@@ -68,6 +69,23 @@ def host_ms_per_mib(
         found.append(max(took - count * each, 0.0) * 1000 / mebibytes)
         over.fill_(time.monotonic() - began > _ALL_SECONDS)
         dist.all_reduce(over)  # so that all make as many rounds
+    return statistics.median(found)
+
+
+def gathering_ms_per_mib() -> float:
+    """Milliseconds that bringing a MiB of gradients into its bucket takes of a core that computes.
+
+    All ranks call this together: those of one host share the rate of its memory. What is reduced above lies
+    in a buffer already.
+    """
+    gradient = torch.randn(_BESIDE_MEBIBYTES * MIB // 4)
+    bucket = torch.zeros_like(gradient)
+    found: list[float] = []
+    dist.barrier()
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        bucket.copy_(gradient)
+        found.append((time.perf_counter() - began) * 1000 / _BESIDE_MEBIBYTES)
     return statistics.median(found)
 
 
