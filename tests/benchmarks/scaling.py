@@ -5,10 +5,11 @@
     sudo ./test bench scaling --quick --ranks 2 4
     sudo ./test bench scaling --nodes demo --json result.json   # between the demo's two nodes
 
-In each round ranks probe their model, the links, and what reducing takes from computing; then they train it:
-both see the same minute. Two ranks with one thread and one core each, on one node and on two
-(network namespaces, which take root) at 1 and 10 Gbit/s. `simple` is T = G/W + C(W) of the same probes: the
-time of the batch, divided by the ranks, and of reducing it all afterwards.
+In each round ranks train their model, probe it, the links, and what reducing takes from computing, and train
+it again: all see the same minute, and what changes meanwhile is on both sides of the probe. Two ranks with
+one thread and one core each, on one node and on two (network namespaces, which take root) at 1 and 10 Gbit/s.
+`simple` is T = G/W + C(W) of the same probes: the time of the batch, divided by the ranks, and of reducing it
+all afterwards.
 
 With more ranks than cores each rank has a cgroup in which it computes for the same part of a core's time,
 from the probe on, and a node of its own at a switch. All numbers of ranks have that part. With several of
@@ -48,6 +49,9 @@ from carme_runtime.scaling.prediction import knee_of, most_of
 BATCH = {"mlp": 64, "cnn": 32, "transformer": 16}  # of all ranks
 SLOWEST = "transformer"
 LONGEST_PROBE = 120.0  # seconds
+#: Of the probe of a round, with whole cores: half a core takes twice as long for as much.
+PROBE_SECONDS = 4.0
+STEPS, WARM = 8, 2  # before the probe of a round as after it; the first ones do not count
 EFFICIENCIES = (0.3, 0.5, 0.7, 0.9)  # above which the most ranks are looked for
 USED = 0.8  # of the cores' time, where ranks have parts of cores: the rest is the network's
 START_SECONDS = 1800
@@ -70,9 +74,7 @@ def main() -> None:
     few = 2 if len(counts) > 1 else 3
     rounds = arguments.rounds or (few if arguments.quick or arguments.nodes == "demo" else 8)
     if arguments.worker:
-        file, rate = arguments.worker
-        seconds, is_alone_timed = arguments.seconds, len(counts) > 1
-        return work(Path(file), arguments.models, rounds, rate, seconds, is_alone_timed)
+        return work(arguments, rounds, is_alone_timed=len(counts) > 1)
     if arguments.json and not arguments.json.absolute().parent.is_dir():
         options.error(f"--json {arguments.json}: there is no such folder")
     tidy_up_when_ended()
@@ -115,6 +117,7 @@ def measure(arguments: argparse.Namespace, counts: list[int], rounds: int, part:
         + (f", or fewer within {minutes:g} minutes" if minutes < math.inf else "")
     )
     passed = ["--models", *arguments.models, "--rounds", str(rounds), "--ranks", *map(str, counts)]
+    passed += ["--part", str(part or 1)]
     found: Found = {count: {} for count in counts}
 
     def write(rows: list[dict[str, Any]], is_complete: bool) -> None:
@@ -164,6 +167,7 @@ def parser() -> argparse.ArgumentParser:
         help="models of which a probe's time is measured (default: all; with --quick or --nodes demo "
         f"{SLOWEST})",
     )
+    options.add_argument("--part", type=float, default=1.0, help=argparse.SUPPRESS)
     options.add_argument("--seconds", type=float, default=math.inf, help=argparse.SUPPRESS)
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options.add_argument("--train", choices=[*BATCH], help=argparse.SUPPRESS)
@@ -355,21 +359,20 @@ def knees(speedups: dict[int, float]) -> list[int]:
 # What each rank does
 
 
-def work(file: Path, models: list[str], rounds: int, rate: str, seconds: float, is_alone_timed: bool) -> None:
-    """All models, one after the other; in each round first the probe, then the steps.
+def work(arguments: argparse.Namespace, rounds: int, is_alone_timed: bool) -> None:
+    """All models, one after the other; in each round the probe between two halves of the steps.
 
     Args:
-        file: Gets what was found.
-        models: By name.
+        arguments: The options; each model has one round at least, whatever the time.
         rounds: Of each, unless time is short.
-        rate: Between the ranks' nodes.
-        seconds: For about how long, with all models; each has one round at least.
         is_alone_timed: Whether each rank also makes steps for itself, from which speed-ups are counted.
     """
     import torch
     import torch.distributed as dist
 
-    until = time.monotonic() + seconds
+    file, rate = arguments.worker
+    models = arguments.models
+    until = time.monotonic() + arguments.seconds
     pin()
     torch.set_num_threads(1)
     dist.init_process_group("carme")
@@ -378,7 +381,7 @@ def work(file: Path, models: list[str], rounds: int, rate: str, seconds: float, 
         began = time.monotonic()
         model_until = began + (until - began) / (len(models) - place)
         torch.manual_seed(0)
-        contest = Contest(model, rate != NODE, is_alone_timed)
+        contest = Contest(model, rate != NODE, is_alone_timed, PROBE_SECONDS / arguments.part)
         contest.trained()  # warms both up
         result[model] = []
         for number in range(1, rounds + 1):
@@ -393,7 +396,7 @@ def work(file: Path, models: list[str], rounds: int, rate: str, seconds: float, 
             if not all_have_time(time.monotonic() + took <= model_until):
                 break
     if dist.get_rank() == 0:
-        file.write_text(json.dumps(result))
+        Path(file).write_text(json.dumps(result))
     dist.destroy_process_group()
 
 
@@ -437,7 +440,7 @@ def train(kind: str) -> None:
 class Contest:
     """One model, to be probed and to be trained."""
 
-    def __init__(self, kind: str, several: bool, is_alone_timed: bool) -> None:
+    def __init__(self, kind: str, several: bool, is_alone_timed: bool, seconds: float) -> None:
         import torch
         import torch.distributed as dist
         from torch.nn import functional
@@ -448,6 +451,7 @@ class Contest:
         self.rank, self.ranks, self.is_alone_timed = dist.get_rank(), dist.get_world_size(), is_alone_timed
         self.batch, self.loss, self.run = BATCH[kind], functional.cross_entropy, Run()
         self.several = several  # nodes, each with a rank
+        self.seconds = seconds  # of a probe
         self.inputs, self.targets = samples_of(kind, self.batch)
         self.probed, self.model = build(kind), build(kind)
         self.probed_optimizer = torch.optim.SGD(self.probed.parameters(), 0.001, momentum=0.9, fused=True)
@@ -455,7 +459,7 @@ class Contest:
         self.model, self.optimizer = parallelize(self.model, optimizer)
 
     def round(self) -> dict[str, float]:
-        """What is predicted, and what is measured right after it."""
+        """What is predicted, and what is measured right before and right after it."""
         import torch.distributed as dist
 
         from carme_runtime.scaling import predict
@@ -463,11 +467,15 @@ class Contest:
         from carme_runtime.scaling.machines import machine_of
         from carme_runtime.scaling.network import allreduce_ms
 
+        alone = self.alone() if self.is_alone_timed else []
+        trained = self.trained()
         dist.barrier()
         machine = machine_of(self.run, 1 if self.several else self.ranks, self.compute)
         dist.barrier()
         batch = (self.inputs, self.targets)
-        profile = measure(self.probed, batch, self.loss, optimizer=self.probed_optimizer, seconds=4)
+        profile = measure(
+            self.probed, batch, self.loss, optimizer=self.probed_optimizer, seconds=self.seconds
+        )
         one, *_, point = predict(profile, machine, self.ranks).strong
         whole = profile.forward_ms(self.batch) + profile.backward_ms(self.batch) + profile.fixed_ms
         simple = whole / self.ranks + allreduce_ms(machine, self.ranks, profile.bytes)[0]
@@ -475,8 +483,9 @@ class Contest:
         parts = {"compute": point.step.compute, "communication": point.step.communication}
         parts |= {"fixed": point.step.fixed, "host_ms_per_mib": machine.host_ms_per_mib}
         if self.is_alone_timed:
-            parts |= {"alone": self.alone(), "predicted_alone": one.step.ms, "simple_alone": whole}
-        return figures | {"measured": self.trained()} | parts
+            alone = statistics.median([*alone, *self.alone()])
+            parts |= {"alone": alone, "predicted_alone": one.step.ms, "simple_alone": whole}
+        return figures | {"measured": statistics.median([*trained, *self.trained()])} | parts
 
     def compute(self) -> None:
         """The passes of the model that is probed, with this rank's share of the batch."""
@@ -489,27 +498,27 @@ class Contest:
         part = slice(self.rank, None, self.ranks)
         return self.inputs[part], self.targets[part]
 
-    def trained(self) -> float:
-        """Milliseconds of a step, each rank with its share of the batch."""
+    def trained(self) -> list[float]:
+        """Milliseconds of steps, each rank with its share of the batch."""
         return self.timed(self.model, self.optimizer, *self.share())
 
-    def alone(self) -> float:
-        """Milliseconds of a step with the whole batch; all ranks make them beside each other."""
+    def alone(self) -> list[float]:
+        """Milliseconds of steps with the whole batch; all ranks make them beside each other."""
         return self.timed(self.probed, self.probed_optimizer, self.inputs, self.targets)
 
-    def timed(self, model: Any, optimizer: Any, inputs: Any, targets: Any, steps: int = 14) -> float:
-        """Milliseconds of a step that all ranks begin together."""
+    def timed(self, model: Any, optimizer: Any, inputs: Any, targets: Any) -> list[float]:
+        """Milliseconds of steps that all ranks begin together, but for the first ones."""
         import torch.distributed as dist
 
         times = []
-        for _ in range(steps):
+        for _ in range(STEPS):
             dist.barrier()
             began = time.perf_counter()
             optimizer.zero_grad()
             self.loss(model(inputs), targets).backward()
             optimizer.step()
             times.append((time.perf_counter() - began) * 1000)
-        return statistics.median(times[2:])
+        return times[WARM:]
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carme_runtime.compare import load, tasks
+from carme_runtime.compare import load, stored, tasks
 from carme_runtime.compare.contestants import CONTESTANTS
+from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.networks import ALL_NETWORKS, NETWORKS
 from carme_runtime.compare.tasks import network_for
 from patience import HANG
@@ -55,6 +56,28 @@ def test_two_contestants_on_two_ranks(tmp_path: Path) -> None:
     assert "PyTorch DDP (Gloo)" in (tmp_path / "out/compare.html").read_text()
     assert "With MLP for a quick look on 2 ranks, " in out
     # What it needed while it ran is gone.
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["compare.html", "compare.json"]
+
+
+@pytest.mark.timeout(5 * HANG)  # seven contestants start twice
+@pytest.mark.parametrize("source", ["warm", "cold"])
+def test_all_do_the_same_work_with_batches_from_files(tmp_path: Path, source: str) -> None:
+    """Three steps agree to 1e-4 with what they are without files, and reading is a part of a step."""
+    try:
+        stored.check_folder(tmp_path)
+    except CompareError as error:
+        pytest.skip(str(error))
+    names = [name for name in CONTESTANTS if name != "mxnet" and not CONTESTANTS[name].missing()]
+    options = ("--networks", "tiny", "--ranks", "2", "--rounds", "1", "--input", source)
+    compare(tmp_path / "out", *names, *options, limit=4 * HANG)
+    result = load(tmp_path / "out/compare.json")
+    exact = tasks.make(network_for("tiny"), NETWORKS["tiny"].batch, 1).first_loss(2)
+    assert result.options["input"] == source and [one.void for one in result.rows] == [""] * len(names)
+    for one in result.rows:
+        assert one.losses[0] == pytest.approx(exact, abs=1e-4) and not one.predicted
+        assert one.losses == pytest.approx(result.rows[0].losses, abs=1e-4)
+    assert all(one.parts_ms["input"] > 0 for one in result.rows if one.contestant == "torch-gloo")
+    assert f"({source})" in (tmp_path / "out/compare.html").read_text()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["compare.html", "compare.json"]
 
 

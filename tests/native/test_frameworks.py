@@ -43,7 +43,7 @@ def results(out: str) -> list[tuple[str, str]]:
     return re.findall(r"RESULT (\d+) (\S+)", out)
 
 
-RANKS = ["tensorflow", "jax", "accelerate", "lightning", "deepspeed"]
+RANKS = ["torch", "tensorflow", "jax", "accelerate", "lightning", "deepspeed"]
 DRIVERS = {"dask": ["-n", "2"], "ray": ["-n", "2"]}
 
 

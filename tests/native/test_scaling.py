@@ -437,9 +437,16 @@ def test_what_reducing_takes_is_measured_beside_the_passes_of_the_model(
     launcher: Any, nodes: list[int], per_node: int, computes: bool
 ) -> None:
     """Between nodes. Ranks of one node reduce when they have nothing to compute."""
-    ranks = launcher.run("measured_machine", nodes, str(per_node))
+    ranks = launcher.run("measured_machine", nodes, str(per_node), "0")
     found = re.findall(r"calls (\d+) host (\d+\.\d+|\d\S*e-\d+),", ranks.output())
     assert len(found) == 2, ranks.output()
     for calls, host in found:
         assert (int(calls) > 10) is computes
         assert 0 <= float(host) < 1000
+
+
+def test_slow_passes_are_not_measured_by_a_single_one(launcher: Any) -> None:
+    """Three rounds at least, each of three passes alone and one beside reducing, after one that warms up."""
+    ranks = launcher.run("measured_machine", [0, 1], "1", "1")
+    found = re.findall(r"calls (\d+) host", ranks.output())
+    assert len(found) == 2 and all(int(calls) >= 1 + 3 * (3 + 1) for calls in found), ranks.output()

@@ -80,7 +80,7 @@ def _add_up(command: Command) -> None:
         metavar="NAMES",
         type=lambda names: names.split(","),
         help="job images separated by commas, besides base and torch: vscode (VS Code's tile, 120 MB "
-        "and some minutes more), tensorflow, mxnet (default: base,torch, or as before)",
+        "and some minutes more), tensorflow, mxnet, dask, ray (default: base,torch, or as before)",
     )
     up.add_argument(
         "--monitoring", action="store_const", const=True, help="also Prometheus and its alerts, from now on"

@@ -103,6 +103,15 @@ async def test_a_template_starts_a_script_over_the_nodes_of_its_job(
     request = json.loads((other / "request.json").read_text())
     assert [request[name] for name in requested] == ["mine", "torch", 1, 0]
     assert request["command"] == ["carme-run", "--backend", "mpi", "--", "./simulate", "-n", "1"]
+    # A site that has an image of the framework's name means it for that.
+    for name in ("dask.sif", "dask.json"):
+        (Path(site.settings.images.directory) / name).write_text("{}")
+    before = set(jobs.iterdir())
+    assert await carme("submit", "--template", "dask", str(script)) == 0
+    assert await carme("submit", "--template", "dask", "--image", "torch", str(script)) == 0
+    made = sorted(set(jobs.iterdir()) - before, key=lambda path: path.stat().st_mtime_ns)
+    images = [json.loads((path / "request.json").read_text())["image"] for path in made]
+    assert images == ["dask", "torch"]
     capsys.readouterr()
     assert await carme("submit", "--template", "jax", "nowhere.py") == 1
     assert "There is no script 'nowhere.py'." in capsys.readouterr().err

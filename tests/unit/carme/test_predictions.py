@@ -19,7 +19,7 @@ from carme.jobs import JobRequest, SessionOptions
 from carme.reports import Report, TrainingUse, Usage
 from carme.reports.text import as_html, as_text
 from carme.scaling import MOST_BYTES, VERSIONS, Curve, Prediction, check_efficiency, choices, marks, read_file
-from carme.translation import translated
+from carme.translation import follow, translated
 from carme_runtime.scaling import profiles
 from carme_runtime.scaling.curves import table_of
 
@@ -208,6 +208,26 @@ def test_the_report_says_what_was_predicted_and_what_came(step_seconds: float | 
     assert words in text and words in page
     assert "<it is urgent>" in text and "&lt;it is urgent&gt;" in page
     assert "Predicted" not in as_text(Report(job=job()))
+    assert "extrapolated" not in text
+
+
+def test_the_report_says_where_a_prediction_was_extrapolated(result: Path, curve: Curve) -> None:
+    """By the row of the choice, also from the record that the broker keeps."""
+    measured, beyond = curve.prediction(1, 1), curve.prediction(4, 1)
+    assert not measured.extrapolated and beyond.extrapolated
+    again = Prediction.model_validate_json(beyond.model_dump_json())
+    report = Report(job=job(prediction=again), usage=Usage(seconds=60))
+    label = f"efficiency {beyond.efficiency * 100:.0f}\xa0%, extrapolated beyond what was measured"
+    assert label in as_text(report) and label in as_html(report)
+    follow(lambda: "de")
+    try:
+        assert ", über das Gemessene hinaus extrapoliert" in as_text(report)
+    finally:
+        follow(lambda: None)
+    assert "extrapolated" not in as_text(Report(job=job(prediction=measured)))
+    # Records of before know nothing of it.
+    values = beyond.model_dump(exclude={"extrapolated"})
+    assert not Prediction.model_validate(values).extrapolated
 
 
 async def test_submit_keeps_and_shows_a_prediction(

@@ -20,7 +20,9 @@ IMAGES = Path(definitions.HERE)
 
 
 def test_users_see_images_and_no_layers() -> None:
-    assert image_names(definitions.definitions()) == ["base", "mxnet", "tensorflow", "torch", "vscode"]
+    assert image_names(definitions.definitions()) == [
+        *("base", "dask", "mxnet", "ray", "tensorflow", "torch", "vscode"),
+    ]
 
 
 def test_an_image_comes_after_all_that_it_derives_from() -> None:
@@ -46,7 +48,7 @@ def test_an_unknown_image_is_refused_with_those_that_exist(
 ) -> None:
     code = command.main(["jax", "--output", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")])
     assert code == 1
-    known = "base, mxnet, tensorflow, torch, vscode"
+    known = "base, dask, mxnet, ray, tensorflow, torch, vscode"
     expected = f"There is no image called 'jax'. Choose from {known}, or add jax.def."
     assert expected in capsys.readouterr().err
 

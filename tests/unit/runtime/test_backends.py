@@ -1,6 +1,7 @@
 """What --backend sets for each framework, without the frameworks."""
 
 import json
+import re
 import secrets
 import shutil
 import socket
@@ -359,6 +360,8 @@ def test_every_backend_has_its_line_in_the_documentation() -> None:
         assert all(f"`{variable}`" in rows[f"`{name}`"] for variable in backend.sets), name
         assert f"| {backend.starts} | {backend.stops} |" in rows[f"`{name}`"], name
         assert f"carme-run --backend {name}" in page
+    ran = page.partition("## What ran where")[2]
+    assert re.findall(r"^\| (\w+) \|", ran, re.MULTILINE) == list(BACKENDS)
 
 
 def test_what_keras_3_cannot_do_is_explained() -> None:

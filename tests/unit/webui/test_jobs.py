@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from bs4 import BeautifulSoup
+from django.conf import settings
 from django.utils import timezone
 
 from carme.broker import AsyncBrokerClient
@@ -305,6 +306,20 @@ def test_the_form_begins_with_the_template_of_a_framework(browser: Browser, name
     assert f"\ncarme-run --backend {name} {template.program}\n" in page
     assert re.search(rf'name="nodes" value="{template.nodes}"', page)
     assert re.search(rf'name="gpus_per_node" value="{template.gpus_per_node}"', page)
+
+
+def test_the_template_of_a_framework_has_the_image_of_its_name(browser: Browser) -> None:
+    """Where the site has one; else the default one."""
+    folder = Path(settings.SITE.images.directory)
+    added = [folder / "dask.sif", folder / "dask.json"]
+    try:
+        for file in added:
+            file.write_text('{"name": "dask", "title": "Dask"}')
+        forms = [browser.get(f"/jobs/submit/?pattern={name}").context["form"] for name in ("dask", "ray")]
+        assert [form["image"].value() for form in forms] == ["dask", settings.SITE.images.default]
+    finally:
+        for file in added:
+            file.unlink()
 
 
 def test_the_form_begins_with_a_comparison_of_frameworks(browser: Browser) -> None:

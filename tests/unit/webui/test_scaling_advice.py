@@ -351,8 +351,11 @@ def test_below_the_floor_the_batch_form_asks_for_a_reason(
 def test_administrators_see_the_reason(root: Browser, broker: FakeBroker) -> None:
     prediction = Prediction(
         file="/home/alice/scale.json", ranks=8, step_ms=5, low_ms=4, high_ms=6, speedup=3.2, efficiency=0.4,
-        reason="<b>A deadline</b>",
+        reason="<b>A deadline</b>", extrapolated=True,
     )  # fmt: skip
     broker.put(make_job(7, prediction=prediction))
     html = root.get("/admin/jobs/7/").content.decode()
-    assert "40 %, 3.2 times as fast as one rank" in html and "&lt;b&gt;A deadline&lt;/b&gt;" in html
+    assert (
+        "40 %, 3.2 times as fast as one rank, extrapolated beyond what was measured" in html
+        and "&lt;b&gt;A deadline&lt;/b&gt;" in html
+    )

@@ -24,6 +24,7 @@ from carme.command_line import (
 )
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest, SlurmError
+from carme.images.catalogue import ImageCatalogue
 from carme.images.user_images import is_own
 from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_words
 from carme.jobs.contents import from_bytes
@@ -62,8 +63,9 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument(
         "--template",
         choices=tuple(TEMPLATES),
-        help="start the script, or the program after --, by carme-run --backend over the job's nodes; with "
-        "the site's default image and the template's nodes and GPUs, unless you say otherwise",
+        help="start the script, or the program after --, by carme-run --backend over the job's nodes; in "
+        "the site's image of that name, or else its default one, with the template's nodes and GPUs, unless "
+        "you say otherwise",
     )
     add_image(parser, "image to run in (default: no image, on the host)")
     add_size(parser)
@@ -128,7 +130,9 @@ def _submit(options: argparse.Namespace) -> int:
     if portal.is_remote():
         return _submit_remotely(options)
     if options.template and options.image is None:
-        options.image = load().images.default
+        images = load().images
+        names = ImageCatalogue(images.directory).names()
+        options.image = TEMPLATES[options.template].image(names, images.default)
     if is_own(options.image):
         return _submit_in_own_image(options)
     command = _command(options)

@@ -1,6 +1,6 @@
 """Batch jobs to begin with, one for each framework: for `carme submit --template` and the job form."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 __all__ = ["TEMPLATES", "Template"]
@@ -28,6 +28,15 @@ class Template(NamedTuple):
     def command(self, words: Sequence[str]) -> list[str]:
         """What starts the program with the words `words`: a script, or `--` and a program."""
         return ["carme-run", "--backend", self.backend, *words]
+
+    def image(self, names: Collection[str], default: str) -> str:
+        """The image that its jobs begin with: one with the framework's name, where there is one.
+
+        Args:
+            names: Of the site's images.
+            default: The image of sessions that name none.
+        """
+        return self.backend if self.backend in names else default
 
     @property
     def script(self) -> str:

@@ -38,15 +38,10 @@ class _FrozenModel(BaseModel):
 
 
 class Row(_FrozenModel, PredictedStep):
-    """Strong scaling on some nodes, with so many ranks on each.
-
-    Attributes:
-        extrapolated: Whether it is beyond what was measured.
-    """
+    """Strong scaling on some nodes, with so many ranks on each."""
 
     nodes: int = Field(ge=1, le=100_000)
     ranks_per_node: int = Field(ge=1, le=1024)
-    extrapolated: bool = False
 
     @property
     def ranks(self) -> int:
@@ -130,6 +125,7 @@ class Curve(_FrozenModel):
                 field="steps",
             )
         row = self.row(nodes, gpus_per_node)
+        fields = {"step_ms", "low_ms", "high_ms", "speedup", "efficiency", "limit", "extrapolated"}
         return Prediction(
             file=self.file,
             model=self.model,
@@ -137,7 +133,7 @@ class Curve(_FrozenModel):
             steps=steps,
             reason=reason.strip(),
             ranks=row.ranks,
-            **row.model_dump(include={"step_ms", "low_ms", "high_ms", "speedup", "efficiency", "limit"}),
+            **row.model_dump(include=fields),
         )
 
 

@@ -12,7 +12,7 @@ SAME = 0.005
 
 def prediction_text(prediction: Prediction) -> str:
     """A prediction in one line, for `translated`."""
-    return _(
+    text = _(
         "{step:.3g} ms for a step ({low:.3g} to {high:.3g}), {speedup:.1f} times as fast as one rank, "
         "efficiency {efficiency}",
         step=prediction.step_ms,
@@ -21,6 +21,9 @@ def prediction_text(prediction: Prediction) -> str:
         speedup=prediction.speedup,
         efficiency=percent(prediction.efficiency),
     )
+    if prediction.extrapolated:
+        return _("{prediction}, extrapolated beyond what was measured", prediction=text)
+    return text
 
 
 def outcome_text(prediction: Prediction, step_seconds: float | None) -> str:

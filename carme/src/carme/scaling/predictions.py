@@ -45,6 +45,7 @@ class PredictedStep(BaseModel):
         speedup: Times as fast as one rank.
         efficiency: Of the ideal speed-up; 1 is all of it.
         limit: What binds.
+        extrapolated: Whether it is beyond what was measured.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,6 +56,7 @@ class PredictedStep(BaseModel):
     speedup: Speedup
     efficiency: Efficiency
     limit: Line = Field(default="", max_length=100)
+    extrapolated: bool = False
 
 
 class Prediction(PredictedStep):

@@ -123,6 +123,13 @@ def _add_work_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--width", type=float, metavar="FACTOR", help="multiply the numbers of the networks' channels by this"
     )
+    parser.add_argument(
+        "--input",
+        choices=("memory", "warm", "cold"),
+        default="memory",
+        help="where steps take their batches from: memory, or a file in --output, which the kernel has in "
+        "memory (warm) or reads from the disk (cold) (default: memory)",
+    )
 
 
 def add_scale_options(parser: argparse.ArgumentParser) -> None:

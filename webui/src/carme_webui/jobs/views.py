@@ -24,6 +24,7 @@ from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
 from carme.jobs import Cluster, JobRequest, contents, partition_of, stage_text
 from carme.jobs.scripts import MAXIMUM_BYTES, sent_script
+from carme.jobs.templates import TEMPLATES
 from carme.reports.record import MOST_RANKS
 from carme.reports.text import facts as facts_of
 from carme_webui.accounts.login import signed_in
@@ -436,8 +437,11 @@ def _begin(request: HttpRequest) -> dict[str, Any]:
     """What a link into the form fills in: a pattern, or a job of mine."""
     if pattern := PATTERNS.get(request.GET.get("pattern", "")):
         values = pattern._asdict()
+        name = request.GET["pattern"]
         image = settings.SITE.images.default if values.pop("in_image") else ""
-        return values | {"image": image, "name": request.GET["pattern"]}
+        if template := TEMPLATES.get(name):
+            image = template.image(images_of(signed_in(request)).names(), image)
+        return values | {"image": image, "name": name}
     given = request.GET.get("job", "")
     if not (given.isascii() and given.isdigit() and len(given) <= 18):
         return {}

@@ -167,6 +167,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         ranks=_ranks(options.ranks),
         scaling=options.scaling,
         precision=options.precision,
+        input=options.input,
         data=_names([options.data], DATA, "data set")[0],
         width=options.width,
         limit=options.limit,

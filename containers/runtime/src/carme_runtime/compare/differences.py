@@ -49,6 +49,7 @@ def _circumstances(before: Result, after: Result) -> list[str]:
     earlier, later = (
         {name: str(value) for name, value in result.environment.items() if name not in ("load", "job")}
         | {"data": str(result.options.get("data", "digits"))}
+        | {"input": str(result.options.get("input", "memory"))}
         | {name: str(result.options.get(name) or "") for name in ("size", "width")}
         | {f"version of {name}": version for row in result.rows for name, version in row.versions.items()}
         for result in (before, after)

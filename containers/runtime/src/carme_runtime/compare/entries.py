@@ -20,7 +20,8 @@ from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.machine import ENTRY
 from carme_runtime.compare.pythons import environment_of
 from carme_runtime.compare.results import Row
-from carme_runtime.compare.worker import PRECISION, SLOWER, THREADS
+from carme_runtime.compare.stored import MEMORY
+from carme_runtime.compare.worker import INPUT, PRECISION, SLOWER, THREADS
 
 _START = ["-c", "from carme_runtime.commands import run; run()"]
 LAUNCH = [sys.executable, *_START]
@@ -37,6 +38,7 @@ class Entry:
     slower: By how many percent it is slowed.
     precision: Of its computing.
     python: That it runs with.
+    input: Where its steps take their batches from.
     """
 
     row: Row
@@ -44,6 +46,7 @@ class Entry:
     slower: float = 0.0
     precision: str = "float32"
     python: str = sys.executable
+    input: str = MEMORY
     cores: list[int] = field(default_factory=list)
     _process: "subprocess.Popen[bytes] | None" = None
     _lines: list[Line] = field(default_factory=list)
@@ -59,7 +62,7 @@ class Entry:
         self._log = folder / f"{self.row.network}-{self.row.contestant}-{self.row.ranks}.log"
         began = time.monotonic()
         own = environment(self.row.contestant, self.threads, self.slower, self.precision)
-        own |= {ENTRY: f"{self.row.contestant}-{self.row.ranks}"}
+        own |= {ENTRY: f"{self.row.contestant}-{self.row.ranks}", INPUT: self.input}
         if self.python != sys.executable:
             own = environment_of(self.python, own)
         with self._log.open("wb") as log:

@@ -9,6 +9,7 @@ from carme_runtime.compare.figures import Estimate, is_different
 from carme_runtime.compare.images import DATA
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import DISTURBED, UNCERTAIN, VOID, Result, Row
+from carme_runtime.compare.stored import COLD, MEMORY, WARM
 from carme_runtime.compare.tasks import network_for
 from carme_runtime.compare.verdict import Standing, counted, overall, sentences, standings, titled
 from carme_runtime.graph.show import columns
@@ -46,6 +47,14 @@ _HEAD = (
     "contestant", "ms a step", "95 % interval", "predicted", "samples/s", "against the fastest", "speed-up",
     "s to half the loss", "start s", "memory", "J a step", "lines", "state",
 )  # fmt: skip
+#: Where steps take their batches from.
+_INPUTS = {
+    MEMORY: "Batches are in memory before the first turn, so no turn reads files, and none waits for a disk.",
+    WARM: "Each step reads its batch from a file of its rank, which the kernel has in memory (warm): all of "
+    "it is read before each turn.",
+    COLD: "Each step reads its batch from a file of its rank, and the kernel has nothing of it in memory "
+    "(cold): it lets go of all of it before each step, which is checked. A file server may still have it.",
+}
 _ENDS = (
     ("void", "Void"), ("disturbed", "Disturbed turns"), ("how", "How this was measured"),
     ("machine", "Machine and versions"),
@@ -327,7 +336,7 @@ def _how(result: Result) -> list[str]:
         "All contestants train the same network from the same weights with the same batches by SGD with "
         f"momentum. Their first losses agree to {tolerance}, and the very first one with what is computed "
         f"without any framework{gradients}; otherwise a row is void.",
-        "Batches are in memory before the first turn, so no turn reads files, and none waits for a disk.",
+        _INPUTS[str(result.options.get("input", MEMORY))],
         "All are started before the first turn and take turns in rounds, in an order that is drawn anew "
         "for each round. Each rank has cores of its own. The first step of a turn is not timed.",
         "Between all turns a probe of known work runs on all cores. A turn is disturbed if other processes "

@@ -25,6 +25,7 @@ from carme_runtime.compare.hosts import threads_of
 from carme_runtime.compare.networks import NETWORKS, Network
 from carme_runtime.compare.predictions import note_predictions
 from carme_runtime.compare.results import Result, Row, Turn
+from carme_runtime.compare.stored import COLD, MEMORY, check_folder
 from carme_runtime.compare.work_folder import work_folder
 
 CHECKED_STEPS = 3
@@ -58,6 +59,7 @@ class Plan:
         data: The images, by name.
         size: Their side in pixels; None: what the images or the network have.
         width: By which the channels of the networks are multiplied; None: each network's own.
+        input: Where steps take their batches from: `memory`, or a file that is `warm` or `cold`.
     """
 
     contestants: tuple[str, ...]
@@ -78,6 +80,7 @@ class Plan:
     data: str = "digits"
     size: int | None = None
     width: float | None = None
+    input: str = MEMORY
 
     def network(self, name: str) -> Network:
         """As it takes the images. Raises CompareError where it cannot."""
@@ -116,7 +119,7 @@ def compare(plan: Plan, options: dict[str, Any], folder: Path, progress: Progres
         progress: Gets a sentence for each thing done.
 
     Raises:
-        CompareError: NumPy is missing, or no rank can be started.
+        CompareError: NumPy is missing, no rank can be started, or files in the folder cannot be read cold.
     """
     plan.check()
     try:
@@ -134,6 +137,8 @@ def compare(plan: Plan, options: dict[str, Any], folder: Path, progress: Progres
         created, plan.seed, machine.environment() | {"threads": threads, "precision": plan.precision}, options
     )
     with work_folder(folder) as work, _door(address) as door:
+        if plan.input == COLD:
+            check_folder(work)
         probes: list[float] = []
         clocks: list[float] = []
         for network in plan.networks:
@@ -251,7 +256,7 @@ class _Contest:
         if lacking := contestant.missing(python):
             row.void = f"not installed: {', '.join(lacking)}"
         slower = self.plan.slower.get(name, 0.0)
-        return Entry(row, self.plan.threads or 1, slower, self.plan.precision, python)
+        return Entry(row, self.plan.threads or 1, slower, self.plan.precision, python, self.plan.input)
 
     def _check_work(self) -> None:
         """The first steps, whose gradients and losses must be equal; they are not timed."""
@@ -290,8 +295,9 @@ class _Contest:
         self._narrow_further(steps, cores)
         for place in self.able:
             self._conclude(place)
-        able = [self.entries[place] for place in self.able]
-        note_predictions(able, self.plan.scaling == "weak", self.progress)
+        if self.plan.input == MEMORY:  # a probe does not read the files
+            able = [self.entries[place] for place in self.able]
+            note_predictions(able, self.plan.scaling == "weak", self.progress)
 
     def _repeat_disturbed(self, steps: dict[int, int], cores: list[int]) -> None:
         """Make turns again in rounds that have disturbed ones alone."""

@@ -20,6 +20,7 @@ from carme_runtime.compare.door import Line, come_in
 from carme_runtime.compare.machine import busy_seconds, companions, peak_bytes, used_seconds
 from carme_runtime.compare.programs import Step, Work
 from carme_runtime.compare.resting import Rest
+from carme_runtime.compare.stored import MEMORY, Stored
 from carme_runtime.errors import CarmeRuntimeError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from carme_runtime.compare.results import Distance
 
 THREADS, SLOWER = "CARME_COMPARE_THREADS", "CARME_COMPARE_SLOWER"
-PRECISION = "CARME_COMPARE_PRECISION"
+PRECISION, INPUT = "CARME_COMPARE_PRECISION", "CARME_COMPARE_INPUT"
 _HALF_BIT = 2.0**-24  # of a number in float32, by which rounding changes it at most
 _PLACE = (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("NODE_RANK", 0))
 
@@ -43,14 +44,18 @@ def main() -> None:
     contestant = CONTESTANTS[name]
     program = importlib.import_module(f"carme_runtime.compare.programs.{contestant.program}")
     is_bf16 = os.environ.get(PRECISION) == "bf16"
-    work = Work(tasks.read(file), rank, ranks, threads, contestant.setting, is_bf16)
+    source = os.environ.get(INPUT, MEMORY)
+    work = Work(
+        tasks.read(file), rank, ranks, threads, contestant.setting, is_bf16, input=source, folder=file.parent
+    )
     step, gradients = program.prepare(work)
     line = come_in(name, rank)
     names = tuple(dict.fromkeys((*program.VERSIONS, *contestant.needs)))
     line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(names))
     slower = float(os.environ.get(SLOWER, 0))
     servers = companions() if contestant.has_servers else []
-    steps = Steps(step, slower, cores, servers, local_size, getattr(program, "settle", None))
+    settle = getattr(program, "settle", None)
+    steps = Steps(step, slower, cores, servers, local_size, settle, work.stored)
 
     def compared(reference: Path) -> dict[str, Any]:
         return compare_gradients(gradients(), reference, getattr(program, "FROM_WEIGHTS", False), work)
@@ -103,6 +108,7 @@ class Steps:
         servers: Processes whose work is the contestant's own, wherever it is done.
         local_size: Ranks on this node, which share the servers' work equally.
         settle: Waits for what a step has left to be done beside the next one.
+        stored: Files that its steps read.
     """
 
     def __init__(
@@ -113,9 +119,10 @@ class Steps:
         servers: Sequence[int] = (),
         local_size: int = 1,
         settle: Callable[[], object] | None = None,
+        stored: Sequence[Stored] = (),
     ) -> None:
         self._step, self._slower, self._cores, self._servers = step, slower, cores, servers
-        self._local_size, self._settle = local_size, settle
+        self._local_size, self._settle, self._stored = local_size, settle, stored
         self._number = 0
 
     def make(self, count: int) -> dict[str, Any]:
@@ -123,8 +130,12 @@ class Steps:
         losses: list[float] = []
         times: list[float] = []
         parts: dict[str, float] = {}
+        for file in self._stored:
+            file.before_turn()
         busy, own, began = busy_seconds(self._cores), self._own_seconds(), time.perf_counter()
         for _ in range(count):
+            for file in self._stored:
+                file.before_step()
             last = begin = time.perf_counter()
 
             def mark(part: str) -> None:

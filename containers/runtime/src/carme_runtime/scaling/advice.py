@@ -13,11 +13,11 @@ from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.measuring import first_run
 from carme_runtime.scaling.profiles import Profile
 from carme_runtime.scaling.replay import Call, Repeated, Result, tensors
-from carme_runtime.scaling.sampling import Step, links_of
+from carme_runtime.scaling.sampling import MOST, WATCHING, Step, links_of
 from carme_runtime.scaling.shown import Advice
 from carme_runtime.scaling.watching import profile_of
 
-_STEPS = 5
+_FEWEST = 5  # steps, however long they take
 
 
 def advise(
@@ -78,13 +78,24 @@ def measure(
     repeated = Repeated(calls, len(moved[0]))
     with repeated.preserved():
         first_run(repeated, len(moved[0]))
-        steps = [_step(repeated, len(moved[0]), optimizer) for _ in range(_STEPS)]
+        steps = _steps(repeated, len(moved[0]), optimizer, WATCHING * seconds)
         state = [value for saved in optimizer.state.values() for value in saved.values()] if optimizer else []
         return profile_of(repeated, steps, links=links, loader=loader, state=state, seconds=seconds)
 
 
 class _Loss(nn.Module):
     """Stands for a loss, which has no parameters."""
+
+
+def _steps(
+    repeated: Repeated, batch: int, optimizer: torch.optim.Optimizer | None, seconds: float
+) -> list[Step]:
+    """As many as the time is for: how much they differ is known by several alone."""
+    steps: list[Step] = []
+    end = time.monotonic() + seconds
+    while len(steps) < _FEWEST or (len(steps) < MOST and time.monotonic() < end):
+        steps.append(_step(repeated, batch, optimizer))
+    return steps
 
 
 def _step(repeated: Repeated, batch: int, optimizer: torch.optim.Optimizer | None) -> Step:

@@ -17,6 +17,7 @@ from carme_runtime.torch.pipeline_run import Run
 
 _LEAST_ROUNDS, _ROUNDS, _SIDE = 3, 7, 160
 _MEBIBYTES, _BESIDE_MEBIBYTES = 4, 32
+_FEWEST_PASSES = 3  # without reducing, however long they take: a single one may take any time
 _SECONDS, _PASSES_SECONDS, _LONGEST_SECONDS, _ALL_SECONDS = 0.05, 0.25, 5.0, 6.0
 
 
@@ -33,6 +34,7 @@ def machine_of(run: Run, ranks_per_node: int, computing: Callable[[], object] | 
     if ranks_per_node >= run.size:
         return Machine(links, ranks_per_node, links, host_ms_per_mib=host_ms_per_mib())
     host = host_ms_per_mib(computing, _BESIDE_MEBIBYTES, fusion.threshold(fusion.SMALL_BUCKET_BYTES))
+    host += gathering_ms_per_mib()
     near = Links(links.within, "copies in memory") if links.within else NEAR
     return Machine(links, ranks_per_node, near, host_ms_per_mib=host)
 
@@ -55,7 +57,8 @@ def host_ms_per_mib(
     began, over = time.monotonic(), torch.zeros(1)
     while len(found) < _ROUNDS and not (len(found) >= _LEAST_ROUNDS and over.item()):
         dist.barrier()  # all compute at the same time, with and without
-        count, took = _computing(compute, _PASSES_SECONDS if computing else _SECONDS, lambda: False)
+        seconds = _PASSES_SECONDS if computing else _SECONDS
+        count, took = _computing(compute, seconds, lambda: False, _FEWEST_PASSES)
         each = took / count
         dist.barrier()
         works: list[Any] = [dist.all_reduce(part, async_op=True) for part in parts]
@@ -69,10 +72,29 @@ def host_ms_per_mib(
     return statistics.median(found)
 
 
-def _computing(compute: Callable[[], object], seconds: float, over: Callable[[], bool]) -> tuple[int, float]:
+def gathering_ms_per_mib() -> float:
+    """Milliseconds that bringing a MiB of gradients into its bucket takes of a core that computes.
+
+    All ranks call this together: those of one host share the rate of its memory. What is reduced above lies
+    in a buffer already.
+    """
+    gradient = torch.randn(_BESIDE_MEBIBYTES * MIB // 4)
+    bucket = torch.zeros_like(gradient)
+    found: list[float] = []
+    dist.barrier()
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        bucket.copy_(gradient)
+        found.append((time.perf_counter() - began) * 1000 / _BESIDE_MEBIBYTES)
+    return statistics.median(found)
+
+
+def _computing(
+    compute: Callable[[], object], seconds: float, over: Callable[[], bool], fewest: int = 0
+) -> tuple[int, float]:
     """How often the same is computed until it is over, and in how many seconds."""
     began, count = time.perf_counter(), 0
-    while (took := time.perf_counter() - began) < seconds and not over():
+    while ((took := time.perf_counter() - began) < seconds and not over()) or count < fewest:
         compute()
         count += 1
     return count, took

@@ -10,9 +10,11 @@ Where steps can be predicted, it also has `profile(work, seconds)` and `machine(
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carme_runtime.compare.stored import COLD, MEMORY, Batches, Stored
 from carme_runtime.compare.tasks import Task
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ class Work:
         threads: That this rank may compute with.
         setting: Of the contestant.
         is_bf16: Whether it computes in bf16, by the framework's mixed precision, and not in float32.
+        input: Where its steps take their batches from: one of `stored.INPUTS`.
+        folder: For the files of these, unless they are in memory.
     """
 
     task: Task
@@ -44,3 +48,16 @@ class Work:
     threads: int
     setting: str = ""
     is_bf16: bool = False
+    input: str = MEMORY
+    folder: Path = Path()
+    stored: list[Stored] = field(default_factory=list)
+
+    def batches(self, values: np.ndarray) -> Batches:
+        """What a program's step takes its batches from, when they are as the framework wants them.
+
+        Raises CompareError where files cannot be read as `input` says.
+        """
+        if self.input == MEMORY:
+            return values
+        self.stored.append(Stored(values, self.folder, self.input == COLD))
+        return self.stored[-1]

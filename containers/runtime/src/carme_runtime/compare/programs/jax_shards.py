@@ -21,7 +21,7 @@ VERSIONS = ("jax", "jaxlib")
 
 def prepare(work: Work) -> tuple[Step, Gradients]:
     """The step of one rank, and the first one's gradients."""
-    inputs, targets = work.task.share(work.rank, work.ranks)
+    inputs, targets = map(work.batches, work.task.share(work.rank, work.ranks))
     layers, initial = work.task.network.layers, work.task.weights
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -23,6 +23,7 @@ def prepare(work: Work) -> tuple[Step, Gradients]:
     inputs, targets = work.task.inputs, work.task.targets
     if _ON_TORCH and inputs.ndim == 5:
         inputs = inputs.transpose(0, 1, 4, 2, 3).copy()
+    inputs, targets = work.batches(inputs), work.batches(targets)
     if work.is_bf16:
         keras.mixed_precision.set_global_policy("mixed_bfloat16")
     network = build(work.task, keras, channels_first=_ON_TORCH)

@@ -20,7 +20,7 @@ def prepare(work: Work) -> tuple[Step, Gradients]:
     if work.is_bf16:
         amp.init("bfloat16")
     inputs, targets = work.task.share(work.rank, work.ranks)
-    inputs = prepare_inputs(inputs)
+    inputs, targets = work.batches(prepare_inputs(inputs)), work.batches(targets)
     model, rate, batch, kind = build(work.task), work.task.network.rate, work.task.batch, work.setting
     # user: begin
     store = mx.kv.create(kind)

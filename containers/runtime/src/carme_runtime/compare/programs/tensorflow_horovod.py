@@ -17,7 +17,7 @@ VERSIONS = ("tensorflow", "tf_keras", "horovod")
 def prepare(work: Work) -> tuple[Step, Gradients]:
     """The step of one rank, and the first one's gradients."""
     set_threads(work.threads)
-    inputs, targets = work.task.share(work.rank, work.ranks)
+    inputs, targets = map(work.batches, work.task.share(work.rank, work.ranks))
     if work.is_bf16:
         tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model, rate = build(work.task, tf.keras), work.task.network.rate

@@ -21,7 +21,7 @@ def set_threads(threads: int) -> None:
 def prepare(work: Work) -> tuple[Step, Gradients]:
     """The step of one rank, and the first one's gradients."""
     set_threads(work.threads)
-    inputs, targets = work.task.share(work.rank, work.ranks)
+    inputs, targets = map(work.batches, work.task.share(work.rank, work.ranks))
     count = work.task.targets[0].size  # over all ranks; of pixels where each has one
     if work.is_bf16:
         tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")

@@ -25,7 +25,7 @@ def prepare(work: Work) -> tuple[Step, Gradients]:
     """The step of one rank, and the first one's gradients."""
     set_threads(work.threads)
     inputs, targets = work.task.share(work.rank, work.ranks)
-    inputs = prepare_inputs(inputs)
+    inputs, targets = work.batches(prepare_inputs(inputs)), work.batches(targets)
     network, backend = build(work.task), work.setting
     rate, precision = work.task.network.rate, precision_of(work)
     # user: begin
