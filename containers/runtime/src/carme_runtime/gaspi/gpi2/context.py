@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import hashlib
 import mmap
 import os
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 
 from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
 from carme_runtime.gaspi.gpi2.group import Gpi2Group, Gpi2Plan
+from carme_runtime.gaspi.gpi2.group_registry import GroupRegistry
 from carme_runtime.gaspi.gpi2.health import Health
 from carme_runtime.gaspi.gpi2.library import SUCCESS, TIMEOUT, Config, Library
 from carme_runtime.gaspi.gpi2.mail import SLICE, Mail
@@ -56,14 +56,14 @@ class Gpi2Context:
         self._memory: dict[int, mmap.mmap] = {}
         self._described: set[int] = set()  # numbers that GPI-2 knows
         self._lost = [False] * size
-        self._generations: dict[tuple[int, ...], int] = {}
-        self._groups: dict[int, Gpi2Group] = {}
         self._lock = threading.Lock()
         self._segment_lock = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
         self._health: Health | None = None
         self.mail = Mail(self, self._segments, self._queues, timeout)
-        self.mail.on_message = self._on_group_message
+        self.groups = GroupRegistry()
+        self.mail.on_message = self.groups.on_message
         self.mail.start()
         try:
             self._health = Health(rank, hosts, self.mail, end)
@@ -86,6 +86,8 @@ class Gpi2Context:
         gaspi_proc_term gives up memory into which others may write still, where the process would die, drops
         what is not sent yet, and waits without limit for ranks with lower numbers.
         """
+        if os.getpid() != self._process:  # a child, without the threads of this one
+            return
         with self._lock:
             if self._closed:
                 return
@@ -98,30 +100,6 @@ class Gpi2Context:
                 self._pause_after(code)
         if self._health:
             self._health.close()
-
-    def group_key(self, ranks: tuple[int, ...]) -> int:
-        """A number for the next group of these ranks, the same on all of them."""
-        with self._lock:
-            self._generations[ranks] = self._generations.get(ranks, 0) + 1
-            what = repr((ranks, self._generations[ranks])).encode()
-        # The lowest bit distinguishes groups' keys from their letters'; small numbers are reserved.
-        return int.from_bytes(hashlib.blake2b(what, digest_size=8).digest(), "little") & ~1 | 2**63
-
-    def add_group(self, key: int, group: Gpi2Group) -> None:
-        """Give this group what its other members say about it."""
-        with self._lock:
-            self._groups[key] = group
-
-    def forget_group(self, key: int) -> None:
-        """Undo `add_group`."""
-        with self._lock:
-            self._groups.pop(key, None)
-
-    def _on_group_message(self, sender: int, content: bytes) -> None:
-        with self._lock:
-            group = self._groups.get(int.from_bytes(content[:8], "little"))
-        if group:
-            group.receive_report(sender, content[8:])
 
     # Segments
 
@@ -257,7 +235,7 @@ class Gpi2Context:
             if code == SUCCESS:
                 posted.over(before)
                 return True
-            for rank in posted.take_lost(self.state_vector()):
+            if (rank := posted.take_lost(self.state_vector())) is not None:
                 self.throw_if_lost(rank, f"waiting for queue {queue}")
             if code != TIMEOUT and not (code < 0 and posted.fails()):
                 raise self._library.failure("wait", code)

@@ -41,13 +41,13 @@ class Posted:
             self._last = {rank: number for rank, number in self._last.items() if number > count}
             self._failing -= failing
 
-    def take_lost(self, states: Sequence[int]) -> list[int]:
-        """The lost ranks that were not reported yet; `states` by rank."""
+    def take_lost(self, states: Sequence[int]) -> int | None:
+        """A lost rank that was not reported yet, as it is reported now; `states` by rank."""
         with self._lock:
-            lost = sorted(rank for rank in self._last if states[rank])
-            for rank in lost:
-                del self._last[rank]
-            self._failing.update(lost)
+            lost = min((rank for rank in self._last if states[rank]), default=None)
+            if lost is not None:
+                del self._last[lost]
+                self._failing.add(lost)
             return lost
 
     def fails(self) -> bool:
