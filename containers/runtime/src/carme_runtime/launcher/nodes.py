@@ -18,7 +18,7 @@ async def wait_for_nodes(fabric: Fabric, nodes: int | None) -> None:
         if not fabric.in_job and slurm.nodes_of_job(os.environ) > 1:
             raise CarmeRuntimeError(
                 f"--nodes {nodes} was requested, but no agents of Carme join the nodes of this job.",
-                "Submit the job with carme submit, or leave --nodes out to use this node alone.",
+                "Submit it with carme submit and an image, or leave --nodes out to use this node alone.",
             )
         if not fabric.in_job:
             raise CarmeRuntimeError(

@@ -26,7 +26,7 @@ def warning(environment: Mapping[str, str]) -> str | None:
     if nodes > 1:
         return (
             f"This job has {nodes} nodes, but no agents of Carme that join them: all ranks start on "
-            f"this one. Submit the job with carme submit, {_BY_SRUN}."
+            f"this one. Submit the job with carme submit and an image, {_BY_SRUN}."
         )
     return None
 
