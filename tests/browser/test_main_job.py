@@ -101,30 +101,6 @@ def test_the_keyboard_alone_is_enough_to_start_and_stop(page: Page, demo: DemoSi
     expect(page.locator(".status .state")).to_have_text("Stopped")
 
 
-def test_a_refused_start_keeps_what_was_typed_and_says_why(
-    page: Page, demo: DemoSite, keep: Callable[[str], None]
-) -> None:
-    log_in(page, demo)
-    open_start_form(page)
-    page.get_by_label("Title").fill("Too much")
-    page.get_by_label("GPUs per node").fill("9")
-    page.get_by_role("button", name="Start", exact=True).click()
-    expect(page.locator(".errorlist")).to_contain_text("9 were requested")
-    expect(page.get_by_label("Title")).to_have_value("Too much")
-    keep("11-refused")
-
-
-def test_pages_fit_a_phone(page: Page, demo: DemoSite, keep: Callable[[str], None]) -> None:
-    page.set_viewport_size({"width": 375, "height": 740})
-    log_in(page, demo)
-    for path in ("/", "/jobs/"):
-        page.goto(path)
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= 375, f"{path} is {width} pixels wide"
-    page.goto("/")
-    keep("12-phone")
-
-
 def test_nothing_is_loaded_from_elsewhere(page: Page, demo: DemoSite) -> None:
     seen: list[str] = []
     page.on("request", lambda request: seen.append(request.url))

@@ -1,27 +1,15 @@
-"""`carme` and `carme-run` are found wherever the documentation has users type them."""
+"""`carme` and `carme-run` are found wherever the documentation has users type them.
+
+A session's terminal is in `test_shell.py`.
+"""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from demo_site import DemoSite
-from patience import HANG
 
 FIND = "command -v carme; carme --version"
-
-
-@pytest.fixture
-def session(demo: DemoSite) -> Iterator[str]:
-    """A ready session of user1."""
-    with demo.visitor("user1") as visitor:
-        name = visitor.start(
-            {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "PATH"}
-        )
-        visitor.wait(name, "ready", timeout=HANG)
-        demo.job_of(name)
-        yield name
-        visitor.stop(name)
 
 
 @pytest.mark.parametrize("host", ["head", "n1"])
@@ -53,13 +41,3 @@ def test_in_jobs(demo: DemoSite, image: str) -> None:
     assert lines[0] == ("/opt/carme/env/bin/carme" if image else "/usr/local/bin/carme")
     assert lines[1].startswith("carme ") and lines[2] == "text"
     assert len(lines) == (8 if image else 3), lines
-
-
-def test_in_a_sessions_terminal(demo: DemoSite, session: str) -> None:
-    commands = f"{FIND}; command -v carme-run; complete -p carme; echo $PATH"
-    shown = demo.carme("session", "shell", session, "--", "bash", "-lc", commands).stdout.splitlines()
-    assert shown[0] == "/opt/carme/env/bin/carme" and shown[2] == "/opt/carme/env/bin/carme-run"
-    assert shown[3].endswith(" carme")
-    assert "/home/user1/.local/bin" in shown[4].split(":")
-    message = demo.carme("session", "shell", session, "--", "carme", "session", "list", check=False)
-    assert message.returncode in (0, 1) and "Traceback" not in message.stderr + message.stdout

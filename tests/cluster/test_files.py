@@ -1,14 +1,12 @@
 """Files in the browser: sent and fetched through the portal, on disk as the user's own."""
 
 import os
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from bs4 import Tag
 
 from demo_site import DemoSite
-from patience import HANG
 
-SESSION = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "Files"}
 UPLOAD = "0123456789abcdef" * 2
 PART = 8 << 20
 
@@ -41,44 +39,3 @@ def test_a_file_is_sent_and_fetched_and_nobody_elses_is(demo: DemoSite) -> None:
         stolen = other.fetch(f"{other.url}files/?path={link}")
         assert stolen.status_code == 403 and "You may not do that" in stolen.text
     demo.run("head", "rm", "-f", link, f"/home/user1/{name}", f"/scratch/{name}")
-
-
-def test_a_large_notebook_is_saved_and_opened_again_in_a_session(demo: DemoSite) -> None:
-    output = {"output_type": "stream", "name": "stdout", "text": "0123456789abcdef" * (5 << 16)}
-    cell = {
-        "cell_type": "code",
-        "metadata": {},
-        "execution_count": 1,
-        "source": "print(x)",
-        "outputs": [output],
-    }
-    notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
-    name = f"large-{os.getpid()}"
-    with demo.visitor("user1") as owner:
-        session = owner.start(SESSION)
-        owner.wait(session, "ready", timeout=HANG)
-        server = owner.open(session)
-        try:
-            for path, content in (
-                (f"{name}.ipynb", {"type": "notebook", "format": "json", "content": notebook}),
-                # A part of an upload, as JupyterLab sends it: 1 MiB, in base64.
-                (
-                    f"{name}.bin",
-                    {"type": "file", "format": "base64", "content": "YWJj" * (1 << 19), "chunk": -1},
-                ),
-            ):
-                saved = owner.http.put(
-                    f"{server}api/contents/{path}",
-                    json=content,
-                    headers={
-                        "X-XSRFToken": owner.http.cookies.get("_xsrf", path=urlsplit(server).path) or ""
-                    },
-                )
-                assert saved.status_code in (200, 201), saved.text
-            opened = owner.fetch(f"{server}api/contents/{name}.ipynb").json()
-            assert opened["content"]["cells"][0]["outputs"] == [output]
-            fetched = owner.fetch(f"{server}files/{name}.bin").content
-            assert fetched == b"abc" * (1 << 19)
-        finally:
-            owner.stop(session)
-            demo.run("head", "rm", "-f", f"/home/user1/{name}.ipynb", f"/home/user1/{name}.bin")

@@ -1,4 +1,4 @@
-"""What a notebook's user has at hand in a session: the Git panel, and data on every node's disk."""
+"""What a notebook's user has at hand in a session: data on every node's disk."""
 
 import json
 import os
@@ -22,18 +22,6 @@ for node in ("n1", "n2"):
     nodes[node] = done.stdout == f"{{node}}\\n{{wanted}}" or done.stdout + done.stderr
 print(json.dumps(nodes))
 """
-
-
-def test_the_git_extension_answers_in_a_session(demo: DemoSite) -> None:
-    with demo.visitor(demo.user) as visitor:
-        name = visitor.start(OPTIONS | {"nodes": "1", "title": "Git"})
-        visitor.wait(name, "ready", timeout=HANG)
-        server = visitor.open(name)
-        answer = visitor.http.get(f"{server}git/settings")
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["gitVersion"]
-        page = visitor.http.get(f"{server}lab").text
-        assert "@jupyterlab/git" in page and "nbdime-jupyterlab" not in page
 
 
 @pytest.mark.alone  # both nodes must have room

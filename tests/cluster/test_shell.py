@@ -63,7 +63,13 @@ def session(demo: DemoSite) -> Iterator[str]:
         visitor.stop(name)
 
 
-def test_a_terminal_in_a_session(demo: DemoSite, session: str) -> None:
+def test_a_session_has_a_terminal_with_carme_for_its_owner_alone(demo: DemoSite, session: str) -> None:
+    a_terminal_in_a_session(demo, session)
+    carme_is_found_in_it(demo, session)
+    another_user_does_not_get_in(demo, session)
+
+
+def a_terminal_in_a_session(demo: DemoSite, session: str) -> None:
     carme = "/opt/carme/venv/bin/carme"
     python = "/opt/carme/venv/bin/python"
     done = demo.run("head", python, "-c", TYPE, carme, "session", "shell", session, user="user1", check=False)
@@ -79,7 +85,17 @@ def test_a_terminal_in_a_session(demo: DemoSite, session: str) -> None:
     assert demo.carme("session", "shell", session, "--", "cat", data="piped\n").stdout == "piped\n"
 
 
-def test_another_user_does_not_get_in(demo: DemoSite, session: str) -> None:
+def carme_is_found_in_it(demo: DemoSite, session: str) -> None:
+    commands = "command -v carme; carme --version; command -v carme-run; complete -p carme; echo $PATH"
+    shown = demo.carme("session", "shell", session, "--", "bash", "-lc", commands).stdout.splitlines()
+    assert shown[0] == "/opt/carme/env/bin/carme" and shown[2] == "/opt/carme/env/bin/carme-run"
+    assert shown[3].endswith(" carme")
+    assert "/home/user1/.local/bin" in shown[4].split(":")
+    message = demo.carme("session", "shell", session, "--", "carme", "session", "list", check=False)
+    assert message.returncode in (0, 1) and "Traceback" not in message.stderr + message.stdout
+
+
+def another_user_does_not_get_in(demo: DemoSite, session: str) -> None:
     refused = demo.carme("session", "shell", session, "--", "id", user="user2", check=False)
     assert refused.returncode == 1
     assert "There is no session" in refused.stderr

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,8 +16,8 @@ from unittest.mock import patch
 import aiohttp
 import httpx
 import pytest
-import pytest_asyncio
 from free_ports import free_port
+from jupyterhub import orm
 from jupyterhub.auth import DummyAuthenticator
 from jupyterhub.proxy import Proxy
 
@@ -125,7 +126,7 @@ class Site:
         return context(folder / "singleuser-ca.crt", folder / "singleuser.crt", folder / "singleuser.key")
 
     async def visit(
-        self, path: str, token: str = "", name: str = "s1", post: object = None
+        self, path: str, token: str = "", name: str = "s1", post: object = None, method: str = ""
     ) -> tuple[int, bytes]:
         """What a session's server answers to the proxy: status and body."""
         target = self.routes[f"/jupyter/user/ada/{name}/"]["target"]
@@ -134,7 +135,7 @@ class Site:
         async with (
             aiohttp.ClientSession(connector=connector) as client,
             client.request(
-                "GET" if post is None else "POST",
+                method or ("GET" if post is None else "POST"),
                 f"{target}/jupyter/user/ada/{name}{path}",
                 headers=headers,
                 json=post,
@@ -266,8 +267,19 @@ def settings_of(folder: Path, state_directory: Path) -> Settings:
     )
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hub's database with its tables, which take long to make; a `lasting` site's hub makes its own."""
+    file = tmp_path_factory.mktemp("database") / "hub.sqlite"
+    with patch("logging.config.fileConfig"):  # it would be that of all tests
+        database = orm.new_session_factory(f"sqlite:///{file}")
+    database.kw["bind"].dispose()
+    return file
+
+
 @pytest.fixture
-def settings(tmp_path: Path, state_directory: Path) -> Settings:
+def settings(tmp_path: Path, state_directory: Path, empty_database: Path) -> Settings:
+    shutil.copyfile(empty_database, tmp_path / "hub.sqlite")
     return settings_of(tmp_path, state_directory)
 
 
@@ -286,6 +298,19 @@ async def running(settings: Settings) -> AsyncIterator[Site]:
             await site.down()
 
 
+@contextlib.asynccontextmanager
+async def lasting(folder: Path, state_directory: Path) -> AsyncIterator[Site]:
+    """A site for several tests, which leave it as it is; all of it but the hub's state is in a folder."""
+    async with contextlib.AsyncExitStack() as opened:
+        opened.enter_context(patch.object(FakeProxy, "routes", {}))
+        with (
+            patch.dict(os.environ),
+            contextlib.chdir(folder),
+        ):  # the first test finds what the last one leaves
+            site = await opened.enter_async_context(running(settings_of(folder, state_directory)))
+        yield site
+
+
 @pytest.fixture
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder, an environment and routes for a hub in this process."""
@@ -298,22 +323,6 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def site(settings: Settings, apart: None) -> AsyncIterator[Site]:
     async with running(settings) as site:
-        yield site
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lasting_site(
-    tmp_path_factory: pytest.TempPathFactory, state_directory: Path
-) -> AsyncIterator[Site]:
-    """One site for all tests of a module that leave it as it is; they run in the module's event loop."""
-    folder = tmp_path_factory.mktemp("site")
-    async with contextlib.AsyncExitStack() as opened:
-        opened.enter_context(patch.object(FakeProxy, "routes", {}))
-        with (
-            patch.dict(os.environ),
-            contextlib.chdir(folder),
-        ):  # the first test finds what the last one leaves
-            site = await opened.enter_async_context(running(settings_of(folder, state_directory)))
         yield site
 
 

@@ -16,13 +16,16 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from tornado import httpserver, netutil, web, websocket
 from yarl import URL
 
 from carme_spawner.names import ServerResolver
 from patience import HANG
 
-from .conftest import Site, eventually
+from .conftest import eventually, lasting
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CLOCK = Path(__file__).parents[2] / "simulated_clock.c"
 HOUR = 3600
@@ -157,46 +160,49 @@ async def app(path: Path) -> AsyncIterator[None]:
     await server.close_all_connections()
 
 
-@pytest.fixture
-def clock(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library that lets hours pass for the session's server."""
-    library = tmp_path / "simulated_clock.so"
+    library = tmp_path_factory.mktemp("clock") / "simulated_clock.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, CLOCK, "-ldl"], check=True)
     return library
 
 
-@pytest.fixture
-async def browser(site: Site, clock: Path) -> AsyncIterator[Browser]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser(
+    clock: Path, tmp_path_factory: pytest.TempPathFactory, state_directory: Path
+) -> AsyncIterator[Browser]:
     hours = clock.with_name("hours")
     hours.write_bytes(struct.pack("q", 0))
-    site.broker.command = [
-        "env",
-        f"LD_PRELOAD={clock}",
-        f"SIMULATED_HOURS={hours}",
-        f"SLURM_JOB_ID={JOB}",
-        sys.executable,
-        "-s",
-        "-m",
-        "carme_spawner.singleuser",
-        "--allow-root",
-    ]
-    await site.start()
-    await eventually(site.is_ready, "JupyterLab is ready")
-    connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=site.proxys_certificate())
-    headers = {"Authorization": f"token {site.token(100)}"}
-    async with (
-        app(FOLDER / "echo.sock"),
-        aiohttp.ClientSession(connector=connector, headers=headers, auto_decompress=False) as client,
-    ):
-        yield Browser(client, site.routes["/jupyter/user/ada/s1/"]["target"], site.token(100), hours)
-    process = site.broker.processes[100]
-    if process.returncode is None:
-        process.terminate()
-        await process.wait()
+    async with lasting(tmp_path_factory.mktemp("site"), state_directory) as site:
+        site.broker.command = [
+            "env",
+            f"LD_PRELOAD={clock}",
+            f"SIMULATED_HOURS={hours}",
+            f"SLURM_JOB_ID={JOB}",
+            sys.executable,
+            "-s",
+            "-m",
+            "carme_spawner.singleuser",
+            "--allow-root",
+        ]
+        await site.start()
+        await eventually(site.is_ready, "JupyterLab is ready")
+        connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=site.proxys_certificate())
+        headers = {"Authorization": f"token {site.token(100)}"}
+        async with (
+            app(FOLDER / "echo.sock"),
+            aiohttp.ClientSession(connector=connector, headers=headers, auto_decompress=False) as client,
+        ):
+            yield Browser(client, site.routes["/jupyter/user/ada/s1/"]["target"], site.token(100), hours)
+        process = site.broker.processes[100]
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
     shutil.rmtree(FOLDER.parent)
 
 
-# A session takes seconds to start, so that all of these share two.
+# A session takes seconds to start, so that all of these share one.
 
 
 async def test_requests_and_answers_are_passed_on_unchanged(browser: Browser) -> None:

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
-import psutil
 import pytest
 
 from carme_spawner.names import ServerResolver
@@ -23,23 +22,6 @@ from patience import HANG
 from .conftest import Site, eventually
 
 COMMAND = [sys.executable, "-m", "carme_spawner.singleuser", "--allow-root"]
-
-
-@contextlib.asynccontextmanager
-async def a_server(site: Site) -> AsyncIterator[None]:
-    """Ada's session s1, from when it is ready."""
-    site.broker.command = COMMAND
-    await site.start()
-    await eventually(site.is_ready, "JupyterLab is ready")
-    yield
-    await leave(site)
-
-
-@pytest.fixture
-async def server(site: Site) -> AsyncIterator[Site]:
-    """A site in which ada's session s1 is ready."""
-    async with a_server(site):
-        yield site
 
 
 async def leave(site: Site) -> None:
@@ -118,17 +100,6 @@ async def test_its_end_waits_until_open_pages_have_saved(site: Site) -> None:
         async with asyncio.timeout(HANG):
             await process.wait()
     await leave(site)
-
-
-async def test_it_and_its_kernels_end_when_it_should(server: Site) -> None:
-    status, _ = await server.visit("/api/kernels", server.token(100), post={"name": "python3"})
-    assert status == 201
-    process = server.broker.processes[100]
-    kernels = psutil.Process(process.pid).children(recursive=True)
-    assert kernels
-    process.terminate()
-    assert await asyncio.wait_for(process.wait(), HANG) == 0
-    assert not any(kernel.is_running() for kernel in kernels)
 
 
 async def test_certificates_that_are_not_whole_end_it(tmp_path: Path) -> None:

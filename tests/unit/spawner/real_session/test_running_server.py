@@ -1,60 +1,49 @@
-"""A real single-user server, started by the hub as a job, which all tests here use and leave as it is."""
+"""A real single-user server, started by the hub as a job, as its hub and browsers meet it."""
 
 import asyncio
 import json
 import ssl
-import tempfile
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-import pytest_asyncio
 
+from carme.jobs import JobState
 from carme.sessions import Step
 from carme_spawner.names import address_in
 from patience import HANG
 
-from .conftest import NO_GPU, Site, eventually
-from .test_singleuser import COMMAND, leave, websockets
+from ..conftest import NO_GPU, Site, eventually
+from ..test_singleuser import websockets
+from .conftest import FOLDER
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest.fixture(scope="module")
-def began() -> float:
-    """When the server was started, or earlier."""
-    return time.time()
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(lasting_site: Site, began: float) -> AsyncIterator[Site]:
-    """A site in which ada's session s1 is ready."""
-    lasting_site.broker.command = ["env", "CARME_STEP_PROLOG=1.5e9", *COMMAND]
-    await lasting_site.start()
-    await eventually(lasting_site.is_ready, "JupyterLab is ready")
-    yield lasting_site
-    await leave(lasting_site)
+def marks_of(server: Site, job_id: int) -> dict[Step, float]:
+    """When the session of a job reached each step, as the broker knows it."""
+    marks = [mark for number, note in server.broker.notes if number == job_id for mark in note.marks]
+    return {mark.step: mark.at.timestamp() for mark in marks}
 
 
-async def test_it_reports_to_the_hub_and_requests_a_login(server: Site) -> None:
+async def test_it_reports_to_the_hub_and_requests_a_login(server: Site, job_id: int) -> None:
     status, body = await server.visit("/api")
     assert status == 200
     assert "version" in json.loads(body)
     assert (await server.visit("/api/contents"))[0] == 403
-    status, body = await server.visit("/api/contents", server.token(100))
-    assert status == 200, server.broker.log(100)
+    status, body = await server.visit("/api/contents", server.token(job_id))
+    assert status == 200, server.broker.log(job_id)
 
 
 async def test_another_users_token_opens_nothing(server: Site) -> None:
     server.broker.command = None  # her job waits
     await server.start(user="eve")
-    hers = server.token(max(server.broker.requests))
+    number = max(server.broker.requests)
     for path in ("/api/contents", "/carme/status", "/app/mine/", "/tensorboard/"):
-        assert (await server.visit(path, hers))[0] == 403, path
+        assert (await server.visit(path, server.token(number)))[0] == 403, path
+    await server.broker.finish(number, JobState.CANCELLED)
 
 
 async def test_it_listens_on_one_address_and_talks_to_nobody_without_a_certificate(server: Site) -> None:
@@ -74,29 +63,29 @@ async def test_it_listens_on_one_address_and_talks_to_nobody_without_a_certifica
             raise ConnectionError
 
 
-async def test_it_says_when_its_job_reached_each_step(server: Site, began: float) -> None:
-    marks = {mark.step: mark.at.timestamp() for _, note in server.broker.notes for mark in note.marks}
+async def test_it_says_when_its_job_reached_each_step(
+    server: Site, job_id: int, starts: dict[int, float]
+) -> None:
+    marks = marks_of(server, job_id)
     assert marks[Step.PROLOG] == 1.5e9
-    assert began - 1 <= marks[Step.CONTAINER] <= marks[Step.LISTENING] <= time.time()
+    assert starts[job_id] - 1 <= marks[Step.CONTAINER] <= marks[Step.LISTENING] <= time.time()
 
 
-async def test_a_browser_gets_pages_and_the_hub_hears_of_the_first(server: Site) -> None:
-    token = server.token(100)
+async def test_a_browser_gets_pages_and_the_hub_hears_of_the_first(server: Site, job_id: int) -> None:
+    token = server.token(job_id)
     status, page = await server.visit("/lab", token)
     assert status == 200
     assert b"carme-session" in page and b"carme-use" in page  # the panels are among the page's extensions
-
-    def known() -> bool:
-        return any(mark.step is Step.FIRST_PAGE for _, note in server.broker.notes for mark in note.marks)
-
-    await eventually(known, "the hub heard of the first page")
+    await eventually(lambda: Step.FIRST_PAGE in marks_of(server, job_id), "the hub heard of the first page")
     status, body = await server.visit("/carme/status", token)
     assert status == 200
     assert json.loads(body)["extend"] is True
 
 
-async def test_more_time_is_requested_from_the_hub(server: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    token = server.token(100)
+async def test_more_time_is_requested_from_the_hub(
+    server: Site, job_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = server.token(job_id)
     status, body = await server.visit("/carme/extend", token, post={"minutes": 30})
     assert status == 200
     assert set(json.loads(body)) == {"ends", "minutes_limit", "warned"}
@@ -132,8 +121,8 @@ async def test_signing_out_closes_what_a_browser_has_open_and_nothing_else(serve
     assert (await server.visit("/api/contents", browser))[0] == 403
 
 
-async def test_kernels_compute_out_of_others_reach(server: Site) -> None:
-    token = server.token(100)
+async def test_kernels_compute_out_of_others_reach(server: Site, job_id: int) -> None:
+    token = server.token(job_id)
     _, body = await server.visit("/api/kernels", token, post={"name": "python3"})
     kernel = json.loads(body)["id"]
     content = {"code": "6 * 7", "silent": False, "store_history": False, "user_expressions": {}}
@@ -152,6 +141,6 @@ async def test_kernels_compute_out_of_others_reach(server: Site) -> None:
             pass
     assert len(answer["content"]["data"]["text/plain"]) == (11 << 20) + 2
     # Anyone who may connect to a kernel can read its output: no other user of the node gets to its sockets.
-    folder = Path(tempfile.gettempdir(), f"carme-{server.broker.processes[100].pid}/jupyter")
+    folder = FOLDER / "jupyter"
     assert json.loads((folder / f"kernel-{kernel}.json").read_text())["transport"] == "ipc"
     assert [part.stat().st_mode & 0o777 for part in (folder, folder.parent)] == [0o700, 0o700]

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import tempfile
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,14 +17,14 @@ from carme.jobs import MAXIMUM_MINUTES
 from carme.translation import message
 from carme_spawner.singleuser import language
 
-from .conftest import Site, eventually
-from .test_lab_page import BASE, Front, chromium, front, lab_site, page, server
-from .test_singleuser import COMMAND, leave
-
-__all__ = ["chromium", "front", "lab_site", "page", "server"]
+from ..conftest import Site, eventually
+from ..test_singleuser import COMMAND
+from .front import Front, Gate
 
 EXTENSIONS = Path(language.__file__).with_name("labextensions")
-PLATFORM = Path(__file__).resolve().parents[3] / "containers/images/platform/install"
+PLATFORM = Path(__file__).resolve().parents[4] / "containers/images/platform/install"
+#: What JupyterLab keeps in the home.
+LAB = ".jupyter/lab"
 #: A sentence in quotes of either kind.
 QUOTED = r"""(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")"""
 #: JupyterLab's own words: a menu, a button of a dialog; Carme's: the tiles, the time, the dialog's title.
@@ -74,19 +76,31 @@ def test_images_have_the_language_packs() -> None:
         assert f"jupyterlab-language-pack-{locale.replace('_', '-')}" in PLATFORM.read_text()
 
 
-@pytest_asyncio.fixture(loop_scope="module", params=["de", "en"])
-async def spoken(request: pytest.FixtureRequest, lab_site: Site) -> AsyncIterator[str]:
-    """The language of the portal's pages when ada has started her session s1, which is ready."""
-    lab_site.broker.command = COMMAND
-    await lab_site.start(image="torch", minutes=60, language=request.param)
-    await eventually(lab_site.is_ready, "JupyterLab is ready")
+@pytest_asyncio.fixture(loop_scope="package", params=["de", "en"])
+async def spoken(request: pytest.FixtureRequest, lasting_site: Site) -> AsyncIterator[str]:
+    """The language of the portal's pages when ada has started her session s2, which is ready."""
+    site = lasting_site
+    site.broker.command = COMMAND
+    await site.start("s2", image="torch", minutes=60, language=request.param)
+    await eventually(lambda: site.is_ready("s2"), "JupyterLab is ready")
     yield request.param
-    await leave(lab_site)
+    process = site.broker.processes[max(site.broker.processes)]
+    process.kill()
+    await process.wait()
+    for folder in (Path(tempfile.gettempdir(), f"carme-{process.pid}"), site.broker.socket.parent / LAB):
+        shutil.rmtree(folder, ignore_errors=True)
 
     async def is_known() -> bool:
-        return not await lab_site.server()
+        return not await site.server("s2")
 
     await eventually(is_known, "the hub knows that the session has ended")
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def front(spoken: str, gate: Gate) -> AsyncIterator[Front]:
+    """The site's reverse proxy, for that session."""
+    async with gate.opened_on(max(gate.site.broker.processes), "s2") as front:
+        yield front
 
 
 async def reads(page: Page, words: tuple[str, ...]) -> None:
@@ -113,25 +127,25 @@ async def refuses(front: Front, spoken: str) -> None:
         ("/app/none/", None),
     ]
     for (path, body), sentence in zip(visits, REFUSALS[spoken], strict=True):
-        status, answer = await front.site.visit(path, front.token, post=body)
+        status, answer = await front.site.visit(path, front.token, "s2", post=body)
         text = answer.decode()
         assert status >= 400
         assert sentence in (json.loads(text)["message"] if body else text), path
 
 
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="package")
 async def test_it_begins_in_the_portals_language_and_ones_own_choice_stays(
     spoken: str, front: Front, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(front.site.broker, "refuse", BEGUN)
     ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
     front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
-    await page.goto(f"{front.url}{BASE}lab?reset")
+    await page.goto(f"{front.url}{front.base}lab?reset")
     await reads(page, WORDS[spoken])
     await refuses(front, spoken)
     (other,) = {*WORDS} - {spoken}
-    assert await page.evaluate(CHOOSE, [BASE, language.LOCALES[other]]) == 204
-    stored = front.home / ".jupyter/lab/user-settings/@jupyterlab/translation-extension"
+    assert await page.evaluate(CHOOSE, [front.base, language.LOCALES[other]]) == 204
+    stored = front.home / LAB / "user-settings/@jupyterlab/translation-extension"
     assert json.loads((stored / "plugin.jupyterlab-settings").read_text()) == {
         "locale": language.LOCALES[other]
     }

@@ -9,11 +9,7 @@ from playwright.async_api import Page, Route
 
 import carme_spawner.singleuser
 
-from .test_lab_page import chromium, page
-
-__all__ = ["chromium", "page"]
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 EXTENSIONS = Path(carme_spawner.singleuser.__file__).parent / "labextensions"
 SHARED = EXTENSIONS / "carme-session/static/shared.js"
@@ -30,32 +26,32 @@ START = """async () => {
 COME_BACK = "document.dispatchEvent(new Event('visibilitychange'))"
 
 
-async def test_rounds_come_in_time_where_wanted_until_their_end(page: Page) -> None:
+async def test_rounds_come_in_time_where_wanted_until_their_end(fresh_page: Page) -> None:
     async def rounds() -> int:
-        return await page.evaluate("window.rounds")
+        return await fresh_page.evaluate("window.rounds")
 
-    await page.route("**/", lambda route: route.fulfill(body="<p>x", content_type="text/html"))
-    await page.route(
+    await fresh_page.route("**/", lambda route: route.fulfill(body="<p>x", content_type="text/html"))
+    await fresh_page.route(
         "**/shared.js",
         lambda route: route.fulfill(body=SHARED.read_text(), content_type="text/javascript"),
     )
-    await page.clock.install()
-    await page.goto("http://localhost/")
+    await fresh_page.clock.install()
+    await fresh_page.goto("http://localhost/")
     # Only run_for passes time from here on.
-    await page.clock.pause_at(await page.evaluate("Date.now() + 60000"))
-    await page.evaluate(START)
-    await page.clock.run_for(3500)
+    await fresh_page.clock.pause_at(await fresh_page.evaluate("Date.now() + 60000"))
+    await fresh_page.evaluate(START)
+    await fresh_page.clock.run_for(3500)
     assert await rounds() == 3, "none waits for the answer of the one before"
-    await page.evaluate("window.wanted = false")
-    await page.clock.run_for(3000)
-    await page.evaluate(COME_BACK)
+    await fresh_page.evaluate("window.wanted = false")
+    await fresh_page.clock.run_for(3000)
+    await fresh_page.evaluate(COME_BACK)
     assert await rounds() == 3
-    await page.evaluate("window.wanted = true")
-    await page.evaluate(COME_BACK)
+    await fresh_page.evaluate("window.wanted = true")
+    await fresh_page.evaluate(COME_BACK)
     assert await rounds() == 4, "at once, and not at the next round"
-    await page.evaluate("window.end()")
-    await page.clock.run_for(3000)
-    await page.evaluate(COME_BACK)
+    await fresh_page.evaluate("window.end()")
+    await fresh_page.clock.run_for(3000)
+    await fresh_page.evaluate(COME_BACK)
     assert await rounds() == 4
 
 

@@ -12,11 +12,9 @@ from playwright.async_api import Page, expect
 
 from patience import HANG
 
-from .test_lab_page import BASE, Front, chromium, front, has_loaded, lab_site, page, server
+from .front import BASE, Front, has_loaded
 
-__all__ = ["chromium", "front", "lab_site", "page", "server"]
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 #: Of the portal's part that the panel shows, what has no script.
 USE = """<section id="use" class="use" lang="en" aria-labelledby="use-heading">
@@ -109,7 +107,7 @@ async def test_axe_finds_nothing_in_carmes_parts_of_jupyterlab(front: Front, pag
     front.pages = {"/jobs/123/use/": USE, f"{BASE}carme/home": json.dumps(HOME)}
     found: list[str] = []
     for theme in ("light", "dark"):
-        front.status, front.portal_reply, front.is_gone = status, None, False
+        front.status, front.portal_reply, front.gone = status, None, 0
         await page.goto(f"{front.url}{BASE}lab?reset")
         await has_loaded(page)
         is_light = "true" if theme == "light" else "false"

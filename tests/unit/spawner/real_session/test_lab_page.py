@@ -3,221 +3,19 @@
 import asyncio
 import json
 import re
-import shutil
-from collections import Counter
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import aiohttp
 import pytest
-import pytest_asyncio
-from aiohttp import web
-from playwright.async_api import Browser as Chromium
-from playwright.async_api import Page, async_playwright, expect
-from real_chromium import OPTIONS, program
+from playwright.async_api import Page, expect
 
-from carme_spawner.names import ServerResolver
-from patience import HANG
+from ..conftest import eventually
+from .front import BASE, STOPPED, UNREACHED, Front, has_loaded
 
-from .conftest import Site, eventually
-from .test_singleuser import COMMAND, leave
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-BASE = "/jupyter/user/ada/s1/"
-HOP = {"connection", "content-encoding", "content-length", "host", "transfer-encoding", "upgrade"}
-
-
-@dataclass
-class Front:
-    """The site's reverse proxy in small: the portal's answer about the session, else the session's server.
-
-    Attributes:
-        portal_reply: What the portal says of the session; None: it does not answer.
-        questions: How often each path was requested.
-        status: What the session says of its time instead of its server.
-        sent: The form with which a new start of the session was requested.
-        pages: Parts of the portal, by their paths.
-        held: A part of a path; requests with it wait until `go_on` is set, as over a slow network.
-        missing: Paths that the portal does not know.
-        signed_out: Whether the portal leads to its login instead of stopping the session.
-        full: Whether the disk is full: no document can be saved.
-        is_gone: Whether the session's server is gone, as the hub's proxy says of it.
-    """
-
-    site: Site
-    token: str
-    client: aiohttp.ClientSession
-    process: asyncio.subprocess.Process
-    portal_reply: dict[str, object] | None = None
-    status: dict[str, object] | None = None
-    questions: Counter[str] = field(default_factory=Counter)
-    sent: dict[str, object] | None = None
-    pages: dict[str, str] = field(default_factory=dict)
-    held: str = "nothing is held"
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    missing: set[str] = field(default_factory=set)
-    signed_out: bool = False
-    full: bool = False
-    is_gone: bool = False
-    url: str = ""
-    sockets: set[web.WebSocketResponse] = field(default_factory=set)
-
-    @property
-    def home(self) -> Path:
-        """The home of ada."""
-        return self.site.broker.socket.parent
-
-    async def lose_server(self) -> None:
-        """From now on there is no server, as after a crash; the real one goes on for other tests."""
-        self.is_gone = True
-        await asyncio.gather(*(socket.close() for socket in [*self.sockets]))
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.questions[request.path] += 1
-        if self.held in f"{request.method} {request.path}":
-            await self.go_on.wait()
-        if self.status and request.path == f"{BASE}carme/status":
-            return web.json_response(self.status)
-        if request.path in self.missing:
-            raise web.HTTPNotFound
-        if self.full and request.method == "PUT" and "/api/contents/" in request.path:
-            return web.json_response({"message": "No space left on device"}, status=500)
-        if self.signed_out and request.path == "/sessions/s1/stop/":
-            raise web.HTTPSeeOther("/login")
-        if request.path in self.pages:
-            return web.Response(text=self.pages[request.path], content_type="text/html")
-        if (request.method, request.path) == ("POST", "/sessions/s1/again/"):
-            self.sent = dict(await request.post())
-            raise web.HTTPSeeOther(f"/sessions/{self.sent['name']}/")
-        if (request.method, request.path) == ("POST", "/sessions/s1/stop/") and self.portal_reply:
-            self.sent = dict(await request.post())
-            self.portal_reply |= {"over": True, "state": "ended", "sentence": "You stopped this session."}
-            self.process.terminate()
-            raise web.HTTPSeeOther("/sessions/s1/")
-        if request.path.startswith("/sessions/s1/"):
-            return web.json_response(self.portal_reply) if self.portal_reply else web.Response(status=502)
-        if self.is_gone or not request.path.startswith(BASE) or BASE not in self.site.routes:
-            return web.json_response({"message": "No server"}, status=424)
-        target = self.site.routes[BASE]["target"]
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
-        headers["Authorization"] = f"token {self.token}"
-        try:
-            if request.headers.get("Upgrade", "").lower() == "websocket":
-                return await self.connect(request, target)
-            body = await request.read()
-            url = f"{target}{request.path_qs}"
-            async with self.client.request(
-                request.method, url, headers=headers, data=body, allow_redirects=False
-            ) as answer:
-                saved = {key: value for key, value in answer.headers.items() if key.lower() not in HOP}
-                return web.Response(status=answer.status, headers=saved, body=await answer.read())
-        except aiohttp.ClientError:
-            return web.json_response({"message": "No server"}, status=503)
-
-    async def connect(self, request: web.Request, target: str) -> web.WebSocketResponse:
-        offered = [word.strip() for word in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
-        offered = [word for word in offered if word]
-        url = f"{target.replace('https', 'wss')}{request.path_qs}"
-        headers = {"Authorization": f"token {self.token}"}
-        async with self.client.ws_connect(url, headers=headers, protocols=offered, max_msg_size=0) as there:
-            here = web.WebSocketResponse(protocols=[there.protocol] if there.protocol else (), max_msg_size=0)
-            await here.prepare(request)
-            self.sockets.add(here)
-
-            async def pass_on(source: AsyncIterator[aiohttp.WSMessage], sink: object) -> None:
-                async for message in source:
-                    send = sink.send_bytes if message.type is aiohttp.WSMsgType.BINARY else sink.send_str  # type: ignore[attr-defined]
-                    await send(message.data)
-
-            directions = [asyncio.ensure_future(pass_on(*pair)) for pair in ((here, there), (there, here))]  # type: ignore[arg-type]
-            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
-            for direction in directions:
-                direction.cancel()
-            await asyncio.gather(*directions, return_exceptions=True)
-            self.sockets.discard(here)
-            await here.close()
-            return here
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab_site(lasting_site: Site) -> AsyncIterator[Site]:
-    """The site of all tests of a module, which leaves nothing of its last server."""
-    yield lasting_site
-    await leave(lasting_site)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def server(lab_site: Site) -> AsyncIterator[Site]:
-    """A site in which ada's session s1 is ready, with no file of an earlier test in the home.
-
-    A start takes seconds: unless a test has ended it, the session is that of the earlier one.
-    """
-    if not (lab_site.broker.processes and await lab_site.server()):
-        lab_site.broker.command = COMMAND
-        await lab_site.start()
-        await eventually(lab_site.is_ready, "JupyterLab is ready")
-    yield lab_site
-    home = lab_site.broker.socket.parent
-    for file in (*home.glob("*.txt"), *home.glob("*.ipynb")):
-        file.unlink()
-    (home / "typed-at-once").unlink(missing_ok=True)
-    for folder in (".jupyter/lab", ".ipynb_checkpoints"):
-        shutil.rmtree(home / folder, ignore_errors=True)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def front(server: Site) -> AsyncIterator[Front]:
-    """The site's reverse proxy."""
-    connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=server.proxys_certificate())
-    async with aiohttp.ClientSession(connector=connector, auto_decompress=True) as client:
-        job_id = max(server.broker.processes)
-        front = Front(server, server.token(job_id), client, server.broker.processes[job_id])
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_route("*", "/{path:.*}", front.answer)
-        runner = web.AppRunner(app, shutdown_timeout=1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        front.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield front
-        front.go_on.set()
-        await runner.cleanup()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def ending(front: Front) -> AsyncIterator[Front]:
-    """The same for a test that ends the session's server itself."""
-    yield front
-    await leave(front.site)
-
-    async def is_known() -> bool:
-        return not await front.site.server()
-
-    await eventually(is_known, "the hub knows that the session has ended")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium() -> AsyncIterator[Chromium]:
-    """One Chromium for all tests of a module."""
-    if program() is None:
-        pytest.skip("Chromium is not installed.")
-    expect.set_options(timeout=HANG * 1000)
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=program(), args=OPTIONS)
-        yield browser
-        await browser.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def page(chromium: Chromium) -> AsyncIterator[Page]:
-    """A page of a Chromium that knows nothing of other tests."""
-    page = await chromium.new_page()
-    page.set_default_timeout(HANG * 1000)
-    yield page
-    await page.context.close()
+#: Documents of the session.
+DOCUMENTS = "/api/contents/"
 
 
 def notebook(home: Path, name: str, code: str) -> None:
@@ -227,13 +25,6 @@ def notebook(home: Path, name: str, code: str) -> None:
     whole = {"cells": [{**cell, "execution_count": None}], "metadata": {"kernelspec": kernel}}
     text = json.dumps({**whole, "nbformat": 4, "nbformat_minor": 5})
     (home / name).write_text(text)
-
-
-async def has_loaded(page: Page) -> None:
-    """Wait until JupyterLab's page has what it needs: without its server it would complain of the rest."""
-    await expect(page.locator("#carme-session-time")).to_be_attached()
-    await expect(page.locator("body[data-jp-theme-name]")).to_be_attached()
-    await expect(page.locator("#jupyterlab-splash")).to_have_count(0)
 
 
 async def test_what_is_typed_while_kernel_or_terminal_connect_is_not_lost(front: Front, page: Page) -> None:
@@ -282,7 +73,7 @@ async def test_a_session_with_documents_that_cannot_be_saved_is_not_stopped(fron
     await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
     await page.locator(".jp-FileEditor .cm-content").click()
     await page.keyboard.type("more than the disk holds")
-    front.full = True
+    front.full = DOCUMENTS
     await page.locator("#carme-session-time button").click()
     await page.get_by_role("dialog").get_by_role("button", name="Stop This Session").click()
     stop = page.get_by_role("dialog").filter(has_text="Stop this session?")
@@ -291,13 +82,13 @@ async def test_a_session_with_documents_that_cannot_be_saved_is_not_stopped(fron
     assert front.sent is None
 
 
-async def test_staying_for_unsaved_documents_is_confirmed_again(front: Front, page: Page) -> None:
+async def test_staying_for_unsaved_documents_is_confirmed_again(front: Front, fresh_page: Page) -> None:
     (front.home / "unsaved.txt").write_text("first line\n")
-    await page.clock.install()
-    await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
-    await has_loaded(page)
-    await page.locator(".jp-FileEditor .cm-content").click()
-    await page.keyboard.type("not saved")
+    await fresh_page.clock.install()
+    await fresh_page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
+    await has_loaded(fresh_page)
+    await fresh_page.locator(".jp-FileEditor .cm-content").click()
+    await fresh_page.keyboard.type("not saved")
     front.portal_reply = {
         "over": True,
         "state": "ended",
@@ -305,34 +96,36 @@ async def test_staying_for_unsaved_documents_is_confirmed_again(front: Front, pa
         "token": "a token",
         "fresh": "s2",
     }
-    front.full = True
+    front.full = DOCUMENTS
     await front.lose_server()
-    await page.clock.fast_forward("00:40")
-    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
-    async with page.expect_event("dialog") as leaving:
+    await fresh_page.clock.fast_forward("00:40")
+    dialog = fresh_page.get_by_role("dialog").filter(has_text="This session has ended")
+    async with fresh_page.expect_event("dialog") as leaving:
         await dialog.get_by_role("button", name="Start Again").click(no_wait_after=True)
     confirmation = await leaving.value
     assert confirmation.type == "beforeunload"
     await confirmation.dismiss()
-    await page.clock.fast_forward("00:20")
+    await fresh_page.clock.fast_forward("00:20")
     await expect(dialog).to_contain_text("You are still on the page of the old session.")
 
 
-async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, page: Page) -> None:
+async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, fresh_page: Page) -> None:
     now = datetime.now(UTC)
-    await page.clock.set_fixed_time(now)  # a busy machine may need more than a minute for the page
+    # A busy machine may need more than a minute for the page.
+    await fresh_page.clock.set_fixed_time(now)
 
     def moment(minutes: float) -> str:
         return (now + timedelta(minutes=minutes)).isoformat()
 
     time: dict[str, object] = {"ends": moment(4), "stops_idle": None, "extend": True, "warned_idle": []}
     front.status = time | {"warned": [moment(3), moment(3.6)]}
-    left, toast = page.locator("#carme-session-time button"), page.get_by_text("This session ends in")
-    await page.goto(f"{front.url}{BASE}lab?reset")
+    left = fresh_page.locator("#carme-session-time button")
+    toast = fresh_page.get_by_text("This session ends in")
+    await fresh_page.goto(f"{front.url}{BASE}lab?reset")
     await expect(left).to_have_text(re.compile(r"^[34] min left$"))
     assert await toast.count() == 0, "four minutes of four are no end"
     front.status = time | {"warned": [moment(-0.1), moment(3.6)]}
-    await page.goto(f"{front.url}{BASE}lab?reset")
+    await fresh_page.goto(f"{front.url}{BASE}lab?reset")
     await expect(toast.first).to_be_visible()
 
 
@@ -374,7 +167,7 @@ async def test_on_a_phone_the_files_are_folded_and_the_time_is_in_sight(front: F
 
 
 #: The portal's charts, as its pages have them, and a part of a job's page.
-STATIC = Path(__file__).parents[3] / "webui/src/carme_webui/static/carme"
+STATIC = Path(__file__).parents[4] / "webui/src/carme_webui/static/carme"
 CHART = {
     "title": "Memory", "unit": "GiB", "start": 0, "step": 15, "series": [{"name": "n1", "values": [1, 2]}],
     "most": None, "summary": "n1 1.5 GiB on average", "line": {"name": "Requested", "value": 32},
@@ -419,7 +212,7 @@ async def heard(page: Page, words: str) -> None:
 
 
 async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_by_their_names(
-    front: Front, page: Page
+    front: Front, fresh_page: Page
 ) -> None:
     file = front.home / "unsaved.txt"
     file.write_text("first line\n")
@@ -428,36 +221,34 @@ async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_b
     ends = (now + timedelta(minutes=40)).isoformat()
     time: dict[str, object] = {"ends": ends, "stops_idle": None, "extend": True, "warned_idle": []}
     front.status = time | {"warned": []}
-    await page.clock.install()
-    await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
-    text = page.locator(".jp-FileEditor .cm-content")
+    await fresh_page.clock.install()
+    await fresh_page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
+    text = fresh_page.locator(".jp-FileEditor .cm-content")
     await expect(text).to_contain_text("first line")
-    await page.evaluate(LISTEN)
+    await fresh_page.evaluate(LISTEN)
 
     # Over a slow network: nothing is called saved before it is.
     front.held, front.go_on = f"PUT {BASE}api/contents/", asyncio.Event()
     await text.click()
-    await page.keyboard.press("Control+End")
-    await page.keyboard.type("typed in time")
+    await fresh_page.keyboard.press("Control+End")
+    await fresh_page.keyboard.type("typed in time")
     front.status = time | {"warned": passed[:1]}
-    await page.clock.fast_forward("00:40")
-    await heard(page, "Documents are being saved.")
+    await fresh_page.clock.fast_forward("00:40")
+    await heard(fresh_page, "Documents are being saved.")
     assert "typed" not in file.read_text()
-    assert not await page.evaluate("window.heard.includes('All documents are saved')")
+    assert not await fresh_page.evaluate("window.heard.includes('All documents are saved')")
     front.go_on.set()
-    await heard(page, "All documents are saved.")
+    await heard(fresh_page, "All documents are saved.")
     assert file.read_text() == "first line\ntyped in time"
 
     # A full disk.
-    front.full = True
-    await page.keyboard.type(", and more")
+    front.full = DOCUMENTS
+    await fresh_page.keyboard.type(", and more")
     front.status = time | {"warned": passed}
-    await page.clock.fast_forward("00:40")
-    await heard(page, "Not saved: unsaved.txt.")
+    await fresh_page.clock.fast_forward("00:40")
+    await heard(fresh_page, "Not saved: unsaved.txt.")
     assert file.read_text() == "first line\ntyped in time"
 
-
-# The last ones end their session, and the next one has to wait for another.
 
 #: Asks the session as JupyterLab's parts do; whether it was let through.
 ASK = """path => Promise.race([
@@ -471,80 +262,81 @@ CONNECT = (
 
 
 async def test_the_end_of_the_session_is_reported_with_its_cause_and_nothing_is_queried_any_more(
-    ending: Front, page: Page
+    front: Front, page: Page
 ) -> None:
-    await page.goto(f"{ending.url}{BASE}lab")
+    await page.goto(f"{front.url}{BASE}lab")
     await has_loaded(page)
     # The node does not answer: that is no end yet.
-    ending.portal_reply = {"over": False, "state": "lost", "sentence": "The node is out of reach."}
-    ending.process.kill()
+    front.portal_reply = {"over": False, "state": "lost", "sentence": "The node is out of reach."}
+    await front.lose_server(UNREACHED)
     await expect(page.locator("#carme-session-time")).to_have_text("No answer from this session")
     assert await page.get_by_text("Server unavailable").count() == 0, "JupyterHub's own dialog"
-    ending.portal_reply = {"over": True, "state": "ended", "sentence": "The session ran out of memory."}
+    front.portal_reply = {"over": True, "state": "ended", "sentence": "The session ran out of memory."}
+    front.gone = STOPPED
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     await expect(dialog).to_contain_text("The session ran out of memory.")
     await expect(page.locator("#carme-session-time")).to_have_text("This session has ended")
     assert await page.evaluate(ASK, BASE) is False
     assert await page.evaluate(CONNECT, BASE) == 0
-    before = ending.questions.copy()
+    before = front.questions.copy()
     await page.evaluate(ASK, BASE)
-    assert ending.questions == before, "nothing reaches the site"
+    assert front.questions == before, "nothing reaches the site"
     await dialog.get_by_role("button", name="Go to the Portal").click()
     await page.wait_for_url("**/sessions/s1/")
 
 
-async def test_a_session_that_is_stopped_says_so_when_documents_are_saved(ending: Front, page: Page) -> None:
-    file = ending.home / "unsaved.txt"
-    file.write_text("first line\n")
-    await page.goto(f"{ending.url}{BASE}lab/tree/unsaved.txt")
-    await has_loaded(page)
-    await page.locator(".jp-FileEditor .cm-content").click()
-    await page.keyboard.press("Control+End")
-    await page.keyboard.type("never saved by hand")
+# The last ones end their session, and the next one has to wait for another.
+
+
+async def test_a_session_that_is_stopped_says_what_is_saved_and_names_what_could_not_be(
+    ending: Front, page: Page
+) -> None:
+    """In two tabs; the server waits for both."""
+    other = await page.context.new_page()
+    for tab, name in ((page, "unsaved.txt"), (other, "large.txt")):
+        (ending.home / name).write_text("first line\n")
+        await tab.goto(f"{ending.url}{BASE}lab/tree/{name}?reset")
+        await has_loaded(tab)
+        await tab.locator(".jp-FileEditor .cm-content").click()
+        await tab.keyboard.press("Control+End")
+        await tab.keyboard.type("never saved by hand")
+    ending.full = "large.txt"
     ending.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}
     ending.process.terminate()
-    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
-    await expect(dialog).to_contain_text("You stopped this session.")
-    await expect(dialog).to_contain_text("All documents are saved.")
-    assert file.read_text() == "first line\nnever saved by hand"
+    for tab, words in (
+        (page, "All documents are saved."),
+        (other, "Not saved: large.txt. Copy what you need"),
+    ):
+        dialog = tab.get_by_role("dialog").filter(has_text="This session has ended")
+        await expect(dialog).to_contain_text("You stopped this session.")
+        await expect(dialog).to_contain_text(words)
+    assert (ending.home / "unsaved.txt").read_text() == "first line\nnever saved by hand"
+    assert (ending.home / "large.txt").read_text() == "first line\n"
 
 
-async def test_a_session_that_is_stopped_names_what_could_not_be_saved(ending: Front, page: Page) -> None:
-    (ending.home / "unsaved.txt").write_text("first line\n")
-    await page.goto(f"{ending.url}{BASE}lab/tree/unsaved.txt?reset")
-    await has_loaded(page)
-    ending.full = True
-    await page.locator(".jp-FileEditor .cm-content").click()
-    await page.keyboard.type("more than the disk holds")
-    ending.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}
-    ending.process.terminate()
-    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
-    await expect(dialog).to_contain_text("Not saved: unsaved.txt. Copy what you need")
-
-
-async def test_a_session_that_has_ended_starts_again_from_its_dialog(ending: Front, page: Page) -> None:
-    await page.clock.install()
-    await page.goto(f"{ending.url}{BASE}lab?reset")
-    await has_loaded(page)
+async def test_a_session_that_has_ended_starts_again_from_its_dialog(ending: Front, fresh_page: Page) -> None:
+    await fresh_page.clock.install()
+    await fresh_page.goto(f"{ending.url}{BASE}lab?reset")
+    await has_loaded(fresh_page)
     # It is being stopped; its server is gone before the portal knows, and nothing of it is needed.
     ending.portal_reply = {"over": False, "state": "stopping", "sentence": "The session is being stopped."}
     ending.process.terminate()
-    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    dialog = fresh_page.get_by_role("dialog").filter(has_text="This session has ended")
     # It opens by itself: a key that was meant for a document starts nothing, and the way back is there.
     await expect(dialog.get_by_role("button", name="Stay Here")).to_be_focused()
-    await page.keyboard.press("Enter")
+    await fresh_page.keyboard.press("Enter")
     await expect(dialog).to_have_count(0)
-    await page.locator("#carme-session-time button").click()
+    await fresh_page.locator("#carme-session-time button").click()
     again = dialog.get_by_role("button", name="Start Again")
     await again.click()
-    await expect(page.locator("#carme-session-time")).to_have_text("Starting again")
+    await expect(fresh_page.locator("#carme-session-time")).to_have_text("Starting again")
     assert ending.sent is None, "what it holds may be needed"
     # Nobody waits for ever without a word.
-    await page.clock.fast_forward("01:10")
+    await fresh_page.clock.fast_forward("01:10")
     await expect(dialog).to_contain_text("Try again in a minute.")
     await again.click()
     ending.portal_reply |= {"over": True, "state": "ended", "token": "a token", "fresh": "s22222222"}
-    await page.wait_for_url("**/sessions/s22222222/")
+    await fresh_page.wait_for_url("**/sessions/s22222222/")
     assert ending.sent == {"csrfmiddlewaretoken": "a token", "name": "s22222222", "then": "open"}
 
 

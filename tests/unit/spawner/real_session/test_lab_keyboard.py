@@ -5,12 +5,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.async_api import Locator, Page, expect
 
-from .conftest import eventually
-from .test_lab_page import BASE, Front, chromium, ending, front, has_loaded, lab_site, page, server
+from ..conftest import eventually
+from .front import BASE, Front, has_loaded, launcher_has_focus
 
-__all__ = ["chromium", "ending", "front", "lab_site", "page", "server"]
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 #: More than a page has places for the focus.
 MOST_TABS = 200
@@ -34,8 +32,11 @@ async def test_tiles_panel_and_time_are_used_by_keyboard(front: Front, page: Pag
     front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
     front.status |= {"job": 123}
     front.pages["/jobs/123/use/"] = USE
+    front.held = f"GET {BASE}api/contents"  # on a busy machine the launcher comes later than all else
     await page.goto(f"{front.url}{BASE}lab?reset")
     await has_loaded(page)
+    front.go_on.set()
+    await launcher_has_focus(page)
 
     # The time: more of it and the end. Each dialog gives the focus back.
     time = page.locator("#carme-session-time button")
@@ -78,12 +79,12 @@ async def test_tiles_panel_and_time_are_used_by_keyboard(front: Front, page: Pag
     await expect(panel).to_be_focused()
 
 
-async def test_the_dialog_of_the_end_is_used_by_keyboard(ending: Front, page: Page) -> None:
-    await page.goto(f"{ending.url}{BASE}lab?reset")
-    await has_loaded(page)
-    ending.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}
-    ending.portal_reply |= {"token": "a token", "fresh": "s2"}
-    await ending.lose_server()
+async def test_the_dialog_of_the_end_is_used_by_keyboard(front: Front, page: Page) -> None:
+    await page.goto(f"{front.url}{BASE}lab?reset")
+    await launcher_has_focus(page)
+    front.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}
+    front.portal_reply |= {"token": "a token", "fresh": "s2"}
+    await front.lose_server()
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     await expect(dialog.get_by_role("button", name="Stay Here")).to_be_focused()
     await page.keyboard.press("Escape")
@@ -93,4 +94,4 @@ async def test_the_dialog_of_the_end_is_used_by_keyboard(ending: Front, page: Pa
     await tab_to(page, dialog.get_by_role("button", name="Start Again"))
     await page.keyboard.press("Enter")
     await page.wait_for_url("**/sessions/s2/")
-    assert ending.sent == {"csrfmiddlewaretoken": "a token", "name": "s2", "then": "open"}
+    assert front.sent == {"csrfmiddlewaretoken": "a token", "name": "s2", "then": "open"}

@@ -8,17 +8,15 @@ from playwright.async_api import Page, expect
 
 from patience import HANG
 
-from .test_lab_page import BASE, Front, chromium, front, lab_site, page, server
+from .front import BASE, Front
 
-__all__ = ["chromium", "front", "lab_site", "page", "server"]
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 REPORT = "application/vnd.carme.report+json"
 USE = """<section id="use" class="use" aria-labelledby="use-heading"%s>
 <h2 id="use-heading">Resource usage</h2><p>GPUs %s %% used</p><h3>Advice</h3>
 <ul><li>Ask for fewer GPUs.</li></ul></section>"""
-RUNTIME = Path(__file__).resolve().parents[3] / "containers/runtime/src"
+RUNTIME = Path(__file__).resolve().parents[4] / "containers/runtime/src"
 
 
 def notebook(home: Path, *cells: dict[str, object]) -> None:
@@ -38,22 +36,22 @@ def report(job: object) -> dict[str, object]:
     return {"output_type": "display_data", "metadata": {}, "data": data}
 
 
-async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page) -> None:
+async def test_a_report_is_drawn_as_on_the_portal(front: Front, fresh_page: Page) -> None:
     complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    fresh_page.on("pageerror", lambda error: complaints.append(str(error)))
     front.pages["/jobs/123/use/"] = USE % (' hx-get="/jobs/123/use/"', 12)
     front.pages["/jobs/7/use/"] = USE % ("", 7)
     wrong = [report("../../logout"), report(-1), report(None)]
     front.missing = {"/jobs/9/use/"}
     cells = [code("a", "", report(123)), code("b", "", report(7)), code("c", "", *wrong)]
     notebook(front.home, *cells, code("d", "", report(8)), code("e", "", report(9)))
-    await page.clock.install()
+    await fresh_page.clock.install()
     # JupyterLab draws only cells that are in view, and outputs that come first move the others out of it.
     settings = front.home / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
     settings.mkdir(parents=True)
     (settings / "tracker.jupyterlab-settings").write_text(json.dumps({"windowingMode": "none"}))
-    await page.goto(f"{front.url}{BASE}lab/tree/a.ipynb?reset")
-    shown = page.locator(".carme-report")
+    await fresh_page.goto(f"{front.url}{BASE}lab/tree/a.ipynb?reset")
+    shown = fresh_page.locator(".carme-report")
     await expect(shown.first).to_contain_text("GPUs 12 % used")
     await expect(shown.first).to_contain_text("Ask for fewer GPUs.")
     await expect(shown.nth(1)).to_contain_text("GPUs 7 % used")
@@ -61,18 +59,18 @@ async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page) -> N
         await expect(shown.nth(number)).to_have_text("This output names no job.")
     await expect(shown.nth(5)).to_have_text("The portal does not answer just now.")
     await expect(shown.nth(6)).to_have_text("There is no job 9 of yours.")
-    assert await page.locator(".carme-report [id]").count() == 0, "two of them are on one page"
+    assert await fresh_page.locator(".carme-report [id]").count() == 0, "two of them are on one page"
     assert await shown.first.locator("section").get_attribute("aria-label") == "Report of job 123"
     # That of a job that runs is brought up to date, as is what could not be had; the others stay.
     front.pages["/jobs/123/use/"] = USE % ("", 90)
     front.pages["/jobs/8/use/"] = USE % (' hx-get="/jobs/8/use/"', 8)
-    await page.clock.run_for(20_000)
+    await fresh_page.clock.run_for(20_000)
     await expect(shown.first).to_contain_text("GPUs 90 % used")
     await expect(shown.nth(5)).to_contain_text("GPUs 8 % used")
     before = front.questions["/jobs/7/use/"], front.questions["/jobs/123/use/"]
     assert before[0] == 1
     front.pages["/jobs/8/use/"] = USE % (' hx-get="/jobs/8/use/"', 88)
-    await page.clock.run_for(20_000)
+    await fresh_page.clock.run_for(20_000)
     await expect(shown.nth(5)).to_contain_text("GPUs 88 % used")
     assert before == (front.questions["/jobs/7/use/"], front.questions["/jobs/123/use/"])
     assert not complaints
