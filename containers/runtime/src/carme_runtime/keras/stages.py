@@ -65,7 +65,6 @@ class PipelineSteps(Steps):
         super().__init__(model, world)
         self._wanted = wanted
         self._graph = self._graph_of(model)
-        self._check_compute_loss()
         self._pipe: Any = None
         self._slots: Slots | None = None
         self.shows_weights = False
@@ -76,15 +75,6 @@ class PipelineSteps(Steps):
         world.stages = self.stages or 1
         model.predict_step = self._predict_step
         model._symbolic_build = self._symbolic_build  # `fit` calls it as well
-
-    def _check_compute_loss(self) -> None:
-        kind, usual = type(self._model), keras.Model
-        for name in ("compute_loss", "train_step", "test_step", "predict_step"):
-            if getattr(kind, name) is not getattr(usual, name):
-                raise InvalidCall(
-                    f"The model has a {name} of its own, which a pipeline does not call.",
-                    "Give the loss to compile(), or train with ParallelStrategy.DATA.",
-                )
 
     def _known_stages(self) -> int | None:
         """The number of stages where it does not depend on what is measured. Raises InvalidCall."""
@@ -197,6 +187,12 @@ class PipelineSteps(Steps):
         """Whether this rank is the first one of its replica that has a layer."""
         names = {id(v): name for name, v in self._graph.variables.items()}
         return self._pipe.owners(names[id(layer.variables[0])])[0] == self._pipe.stage
+
+    def give_up(self) -> None:
+        """See `Steps`."""
+        super().give_up()
+        self.leave()
+        vars(self._model).pop("_symbolic_build", None)
 
     def recompiled(self) -> None:
         """The model was compiled: other variables may be trained, by another optimizer."""
@@ -321,16 +317,6 @@ class PipelineSteps(Steps):
 
     def settle(self) -> None:
         """Replicas have equal moving averages after every step."""
-
-    def call(self, inputs: Any, training: Any) -> Any:
-        """What the model makes of inputs that all ranks of a pipeline give, in evaluation."""
-        if training:
-            raise InvalidCall(
-                "A loop of the script's own cannot train a Keras model in stages.",
-                "Use fit() or train_on_batch(), or write the model in PyTorch for "
-                "carme_runtime.torch.pipeline.",
-            )
-        return self._evaluated(inputs, None)[0]
 
     def _train_step(self, data: Any) -> dict[str, Any]:
         return self._counted(self._train_batch, data, training=True)
@@ -513,9 +499,9 @@ class PipelineSteps(Steps):
 
     # -- the optimizer
 
-    def _prepare_optimizer(self) -> None:
-        """Let the optimizer keep nothing for other stages."""
-        optimizer = getattr(self._model, "optimizer", None)
+    def _prepare_optimizer(self, given: Any = None) -> None:
+        """Let the optimizer, which is the model's own or that of a loop, keep nothing for other stages."""
+        optimizer = given or getattr(self._model, "optimizer", None)
         if optimizer is None or (self._slots and self._slots.optimizer is optimizer):
             return
         trained = self._model.trainable_variables
