@@ -424,13 +424,9 @@ class PipelineSteps(Steps):
 
     # -- denominators of losses
 
-    def _entries(self) -> list[Any]:
-        """The losses of the compiled model, as Keras lists them."""
-        return getattr(self._model._compile_loss, "_flat_losses", None) or []
-
     def _share_losses(self) -> None:
         """Wrap the losses of the compiled model; micro-batches count by their samples, or by their masks."""
-        entries = self._entries()
+        entries = self._losses()
         for index, entry in enumerate(entries):
             plain = entry.loss.loss if isinstance(entry.loss, GlobalLoss) else entry.loss
             reduction = getattr(plain, "reduction", "sum_over_batch_size")
@@ -450,8 +446,8 @@ class PipelineSteps(Steps):
     @property
     def _weighs(self) -> bool:
         """Whether a loss is a mean over what masks let through."""
-        ignores = any(ignored_class(entry.loss) is not None for entry in self._entries())
-        return bool(self._entries() and (self._graph.carried.results or ignores))
+        ignores = any(ignored_class(entry.loss) is not None for entry in self._losses())
+        return bool(self._losses() and (self._graph.carried.results or ignores))
 
     def _count_before(self, inputs: Any, y: Any, weights: Any) -> None:
         """Count what a batch's losses are divided by, before its outputs are there. Raises InvalidCall."""
@@ -473,7 +469,7 @@ class PipelineSteps(Steps):
 
     def _count(self, y_pred: Any, y: Any, weights: Any) -> None:
         """Count what the losses are divided by, over all replicas, which call this together."""
-        counted = [entry.loss for entry in self._entries()]
+        counted = [entry.loss for entry in self._losses()]
         for loss in counted:
             loss.counting = True
         with self._unrecorded(), losses.explained(keras.tree.flatten(y_pred), keras.tree.flatten(y)):

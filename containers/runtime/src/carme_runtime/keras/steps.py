@@ -115,6 +115,10 @@ class Steps:
         self.arrive()
         if self._gradients:
             self._gradients.detach()
+        losses = self._losses()
+        for index, entry in enumerate(losses):
+            if isinstance(entry.loss, GlobalLoss):
+                losses[index] = entry._replace(loss=entry.loss.loss)
 
     def arrive(self) -> None:
         """Wait for all weights that travel."""
@@ -242,9 +246,13 @@ class Steps:
         self._local[prefix] = whole = own.copy() if saved is None else saved + own
         self._local_logs |= self._results(whole, prefix)
 
+    def _losses(self) -> list[Any]:
+        """The losses of the compiled model, as Keras lists them."""
+        return getattr(getattr(self._model, "_compile_loss", None), "_flat_losses", None) or []
+
     def _share_losses(self) -> None:
         """Wrap the losses of the compiled model, which Keras builds with its first batch."""
-        losses = getattr(getattr(self._model, "_compile_loss", None), "_flat_losses", None) or []
+        losses = self._losses()
         for index, entry in enumerate(losses):
             plain = entry.loss.loss if isinstance(entry.loss, GlobalLoss) else entry.loss
             losses[index] = entry._replace(loss=GlobalLoss(plain, self._factor))
