@@ -115,11 +115,12 @@ class Broker:
     def __init__(self, works: bool) -> None:
         self.works = works
         self.users: list[str | None] = []
+        self.earlier: list[Cluster] = []  # what it reports first
 
     def cluster(self) -> Cluster:
         if not self.works:
             raise BrokerUnavailable("The broker does not answer.")
-        return CLUSTER
+        return self.earlier.pop(0) if self.earlier else CLUSTER
 
     def access(self, user: str | None = None) -> Access:
         self.users.append(user)
@@ -160,3 +161,27 @@ def test_the_verdict_names_what_the_broker_answers(
     assert first["name"] == "broker" and detail in first["detail"] and first["remedy"].startswith(remedy)
     assert first["ok"] is (works and not more) and (login["ok"] is None) is not first["ok"]
     assert broker.users == users
+
+
+@pytest.mark.parametrize("state", ["UNKNOWN", "NOT_RESPONDING", "DOWN"])
+def test_nodes_that_slurm_has_not_heard_of_yet_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    broker = Broker(works=True)
+    unheard = [node.model_copy(update={"available": False, "state": state}) for node in CLUSTER.nodes]
+    broker.earlier = [CLUSTER.model_copy(update={"nodes": unheard})] * 2
+    monkeypatch.setattr(checks, "BrokerClient", lambda: broker)
+    validation = checks.Validation(
+        url="https://carme.example.org",
+        certificate=None,
+        account=checks.Account("ada", "secret"),
+        options=lambda: {"nodes": "3", "gpus_per_node": "1"},
+        training=False,
+        stranger=None,
+        notify=lambda _line: None,
+    )
+    if state == "DOWN":
+        with pytest.raises(checks.Failed, match="0 nodes are available and 3 are needed"):
+            validation._broker()
+    else:
+        assert validation._broker() == "3 nodes with 5 GPUs are available."

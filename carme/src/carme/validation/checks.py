@@ -16,7 +16,7 @@ from typing import Any
 
 from carme.broker.client import BrokerClient
 from carme.errors import CarmeError, InvalidRequest, SlurmError
-from carme.jobs import Job, JobState
+from carme.jobs import Cluster, Job, JobState
 from carme.validation.notebook import CellResult, NotebookKernel
 from carme.validation.visitor import Visitor
 
@@ -25,6 +25,11 @@ EXAMPLE = "/opt/carme/examples/digits.py"
 STEPS_COMPARED = 20
 RELATIVE_TOLERANCE = 1e-4
 ACCURACY_WANTED = 0.95
+
+#: States of nodes that Slurm has not heard of yet, as after its controller has started, and how long
+#: the first check waits for them.
+UNHEARD = ("UNKNOWN", "NOT_RESPONDING")
+UNHEARD_SECONDS = 60.0
 
 # A notebook gives its commands a terminal, so they print colours.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -170,7 +175,19 @@ class Validation:
         return check.ok
 
     def _broker(self) -> str:
-        cluster = self.broker.cluster()
+        deadline = time.monotonic() + UNHEARD_SECONDS
+        while True:
+            cluster = self.broker.cluster()
+            try:
+                return self._size(cluster)
+            except (Failed, InvalidRequest):
+                is_coming = any(node.state in UNHEARD for node in cluster.nodes)
+                if not is_coming or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
+
+    def _size(self, cluster: Cluster) -> str:
+        """Find the session's options, and whether the site has nodes for them."""
         self.options = self._find_options()
         self.nodes = int(self.options["nodes"])
         self.gpus_per_node = int(self.options["gpus_per_node"])
