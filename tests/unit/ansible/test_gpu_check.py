@@ -36,7 +36,7 @@ def test_nodes_with_different_numbers_of_gpus_are_checked_each_by_its_own(
         check_host.gpus("ada", {"one": 1, "four": 2})
 
 
-def test_gpus_of_some_nodes_are_looked_at_at_the_same_time(
+def test_gpus_of_some_nodes_are_checked_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each waits until as many have begun as may run at the same time; and no more ever run.
@@ -51,7 +51,7 @@ def test_gpus_of_some_nodes_are_looked_at_at_the_same_time(
     assert check_host.gpus("ada", nodes) == f"one GPU visible and all others closed on {len(nodes)} nodes"
 
 
-def test_nodes_whose_gpus_are_not_looked_at_are_named_with_the_reason(
+def test_nodes_whose_gpus_are_not_checked_are_named_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in_for_runuser(

@@ -31,10 +31,10 @@ GROUPS = {
 }
 FS_IOC_GETFLAGS, FS_APPEND_FL = 0x80086601, 0x20  # linux/fs.h
 AT_WORK = {"idle", "mixed", "allocated", "reserved", "completing"}
-GPU_JOBS = 8  # that look at GPUs at the same time: sites limit how many jobs a user has
+GPU_JOBS = 8  # that examine GPUs at the same time: sites limit how many jobs a user has
 GPU_SECONDS = 600.0  # in which they begin
 WAIT_SECONDS = 60  # that one of them waits for a free GPU
-SHOWN = 5  # names in a sentence, and nodes with a fault after which no further ones are looked at
+SHOWN = 5  # names in a sentence, and nodes with a fault after which no further ones are checked
 
 
 class Wrong(Exception):
@@ -200,7 +200,7 @@ def gpus(user: str, node_gpus: dict[str, int], partition: str = "", account: str
     limited: list[str] = []
     late: list[str] = []
 
-    def look(name: str, alone: bool = False) -> None:
+    def check_node(name: str, alone: bool = False) -> None:
         if time.monotonic() > end or len(wrong) >= SHOWN:
             late.append(name)
             return
@@ -215,9 +215,9 @@ def gpus(user: str, node_gpus: dict[str, int], partition: str = "", account: str
                 wrong.append(str(error))
 
     with ThreadPoolExecutor(GPU_JOBS) as pool:
-        list(pool.map(look, node_gpus))
+        list(pool.map(check_node, node_gpus))
     for name in limited:  # which may be on how many jobs the user has
-        look(name, alone=True)
+        check_node(name, alone=True)
     if wrong:
         raise Wrong(" ".join(sorted(wrong)))
     seen = len(node_gpus) - len(busy) - len(late)
@@ -231,7 +231,7 @@ def gpus(user: str, node_gpus: dict[str, int], partition: str = "", account: str
 
 
 def gpu_apart(user: str, name: str, count: int, partition: str, account: str) -> None:
-    """Have a job on a node look at its GPUs. Raises Wrong, Busy, Limited."""
+    """Have a job examine the GPUs of a node. Raises Wrong, Busy, Limited."""
     script = 'echo "$CUDA_VISIBLE_DEVICES"; for d in /dev/nvidia[0-9]*; do (: <"$d") 2>&1; done; true'
     try:
         message = run(
