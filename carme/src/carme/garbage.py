@@ -14,8 +14,8 @@ def collect_rarely() -> None:
     """Never look through what this process has loaded, and rarely through what it holds.
 
     Nothing runs while Python looks through all objects. By default it does so after each snapshot of a large
-    site, which takes 0.1 to 0.2 s with the portal's modules and 5,000 nodes. To be called when all modules
-    are loaded.
+    site, which takes 0.1 to 0.2 s with the portal's modules and 5,000 nodes. To be called once all is there
+    that stays: modules, and what a daemon makes of them and of its state.
     """
     gc.collect()
     gc.freeze()

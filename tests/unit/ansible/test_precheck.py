@@ -66,7 +66,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
         wanted: dict[str, Any] = {
             "host": "head", "head": True, "compute": False, "own_slurm": True, "cluster": "c1",
             "monitoring": False, "awaits_restore": False, "installs_slurm": False, "asks_directory": False,
-            "uids": {},
+            "users_exist": False, "uids": {},
             "free_gib": 0,  # this machine's disk may be nearly full
             "partition": "gpu", "account": "research", "users": [{"name": "ada", "account": ""}],
             "nodes": ["gpu-01", "gpu-02"], "node": "gpu-01", "shared": [],
@@ -90,6 +90,15 @@ def own_address() -> str:
         except OSError:
             pytest.skip("this host is in no network")
         return str(probe.getsockname()[0])
+
+
+def test_users_of_a_directory_must_be_known(site: Callable[..., dict[str, Any]]) -> None:
+    known = [{"name": pwd.getpwuid(os.getuid()).pw_name, "account": ""}]
+    assert site(users_exist=True, users=known)["users"]["ok"]
+    found = site(users_exist=True, users=[*known, {"name": "nobody-has-this", "account": ""}])["users"]
+    assert not found["ok"] and found["stops"]
+    assert found["detail"] == "This host does not know the users nobody-has-this."
+    assert "users" not in site(users=[{"name": "nobody-has-this", "account": ""}])
 
 
 def test_the_exporters_address_is_slurms_where_that_is_the_hosts(
@@ -158,7 +167,14 @@ def test_a_host_whose_python_suffices_for_ansible_alone_learns_what_it_needs() -
         "sys.path[0] = os.path.dirname(sys.argv[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     wanted: dict[str, Any] = {"host": "n1", "head": False, "compute": False, "own_slurm": False}
-    wanted |= {"free_gib": 0, "shared": [], "homes": [], "installs_slurm": False, "asks_directory": False}
+    wanted |= {
+        "free_gib": 0,
+        "shared": [],
+        "homes": [],
+        "installs_slurm": False,
+        "asks_directory": False,
+        "users_exist": False,
+    }
     wanted |= {"users": [], "uids": {}, "monitoring": False}
     command = [sys.executable, "-c", code, str(PROGRAM), json.dumps(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -413,8 +429,8 @@ def test_a_site_has_more_users_than_one_argument_holds(
     precheck_play = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
     play.write_text(json.dumps([precheck_play]))
     settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1", "carme_users": users}
-    # Accounts would be made: those that the host has with other numbers are findings.
-    settings |= {"carme_node_name": "{{ inventory_hostname_short }}", "users_source": "existing"}
+    # Accounts would be made, or be there already: what the host has of them would be findings.
+    settings |= {"carme_node_name": "{{ inventory_hostname_short }}", "users_source": "ldap"}
     done = playbook("-i", inventory(tmp_path, **settings), play)
     text = " ".join(done.stdout.split())
     assert done.returncode == 0, text[-4000:]
@@ -491,7 +507,8 @@ def test_what_carme_sets_up_itself_is_what_the_inventory_says(
     found = expected({}, carme_users=users)["portal"]
     assert (found["uids"], found["installs_slurm"], found["asks_directory"]) == ({"ada": 2001}, False, False)
     found = expected({}, carme_users=users, users_source="ldap")["portal"]
-    assert (found["uids"], found["asks_directory"]) == ({}, True)
+    assert (found["uids"], found["asks_directory"], found["users_exist"]) == ({}, True, False)
+    assert expected({}, carme_users=users, users_source="existing")["portal"]["users_exist"] is True
     both = {"slurm_controller": ["portal"], "slurm_database": ["portal"]}
     found = expected(both)
     head, node = found["portal"], found["gpu-01.example.org"]

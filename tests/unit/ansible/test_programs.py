@@ -548,22 +548,6 @@ def test_slurmd_is_started_by_the_oldest_python_that_is_promised() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_nodes_with_different_numbers_of_gpus_are_checked_each_by_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_host = load("validation", "check_host")
-    (tmp_path / "runuser").write_text(
-        "#!/bin/sh\necho 0\ncase $* in\n"
-        "*nodelist=one*) closed=0 ;; *nodelist=four*) closed=3 ;; *) exit 1 ;; esac\n"
-        'for n in $(seq "$closed"); do echo "sh: cannot open: Operation not permitted"; done\n'
-    )
-    (tmp_path / "runuser").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert check_host.gpus("ada", {"one": 1, "four": 4}).endswith("on 2 nodes")
-    with pytest.raises(check_host.Wrong, match="on four is kept from 3 of the 1 other"):
-        check_host.gpus("ada", {"one": 1, "four": 2})
-
-
 def test_what_a_partition_has_is_read_from_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_host = load("validation", "check_host")
     lines = [

@@ -1,16 +1,13 @@
 """Daemons that hold a large site do not look for cycles after each snapshot of it."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 import carme
-from carme.broker import daemon
+from carme.garbage import THRESHOLDS
 
 PROGRAM = """
 import gc, weakref
@@ -30,6 +27,33 @@ for _ in range(150):
 print(gc.get_freeze_count(), most)
 """
 
+BROKER = """
+import gc, json, os, signal, sys
+from carme.broker import daemon
+from carme.broker.service import Broker
+from carme.slurm.commands import SlurmCommands
+
+def notify(state):
+    if state == "READY=1":
+        found = [type(each).__name__ for each in gc.get_objects() if type(each) in (Broker, SlurmCommands)]
+        print(json.dumps([gc.get_freeze_count(), gc.get_threshold(), found]))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+daemon.notify = notify
+sys.exit(daemon.main(["--config", sys.argv[1]]))
+"""
+CONFIGURATION = """
+[site]
+url = "https://carme.example.org"
+[slurm]
+cluster = "c"
+adapter = "commands"
+[broker]
+socket = "{folder}/s"
+audit_log = "{folder}/audit.jsonl"
+state_directory = "{folder}/state"
+"""
+
 
 def test_modules_are_not_looked_through_and_snapshots_in_cycles_do_not_pile_up() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(carme.__file__).parents[1])}
@@ -41,14 +65,11 @@ def test_modules_are_not_looked_through_and_snapshots_in_cycles_do_not_pile_up()
     assert most <= 22, "one of a large site has 7 MB"
 
 
-def test_the_broker_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-
-    def run(serving: Coroutine[Any, Any, None]) -> None:
-        serving.close()
-        done.append("serve")
-
-    monkeypatch.setattr(daemon, "collect_rarely", lambda: done.append("collect"))
-    monkeypatch.setattr(daemon, "load", lambda _path: None)
-    monkeypatch.setattr(daemon.asyncio, "run", run)
-    assert daemon.main([]) == 0 and done == ["collect", "serve"]
+def test_the_broker_does_so_once_its_services_and_its_adapter_are_there(tmp_path: Path) -> None:
+    (tmp_path / "carme.toml").write_text(CONFIGURATION.format(folder=tmp_path))
+    environment = os.environ | {"PYTHONPATH": str(Path(carme.__file__).parents[1])}
+    command = [sys.executable, "-c", BROKER, str(tmp_path / "carme.toml")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    frozen, thresholds, looked_through = json.loads(done.stdout)
+    assert frozen > 10_000 and thresholds == list(THRESHOLDS)
+    assert looked_through == []

@@ -5,6 +5,7 @@ import json
 import random
 import socket
 import threading
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -291,8 +292,8 @@ async def test_what_is_no_number_is_nothing_in_an_answer(settings: Settings) -> 
         return {"share": float("nan"), "most": float("inf")}
 
     server = Server(settings, cast(Any, SimpleNamespace(answer=answer)))
-    line = await server._answer(cast(Any, None), b"")
-    assert json.loads(cast(bytes, line))["result"] == {"share": None, "most": None}
+    parts = await server._answer(cast(Any, None), b"")
+    assert json.loads(b"".join(cast(Iterable[bytes], parts)))["result"] == {"share": None, "most": None}
 
 
 async def test_a_connection_that_was_accepted_last_is_closed_when_the_broker_ends(settings: Settings) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from django.conf import settings
 from django.db import connection
+from django.template import engines
 from free_ports import free_port
 
 from carme_webui import asgi
@@ -268,6 +270,10 @@ def test_it_ends_when_it_should(tmp_path: Path) -> None:
 
 
 def test_a_process_has_all_pages_loaded_and_looks_for_cycles_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    collected: list[str] = []
-    monkeypatch.setattr(asgi, "collect_rarely", lambda: collected.append("rarely"))
-    assert asgi.worker() is asgi.application and collected == ["rarely"]
+    loaded: list[int] = []
+    (loader,) = engines["django"].engine.template_loaders
+    loader.reset()
+    monkeypatch.setattr(asgi, "collect_rarely", lambda: loaded.append(len(loader.get_template_cache)))
+    assert asgi.worker() is asgi.application
+    files = list((settings.BASE_DIR / "templates").rglob("*.html"))
+    assert loaded == [len(files)] and len(files) > 100

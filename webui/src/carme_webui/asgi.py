@@ -17,6 +17,7 @@ from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.db import close_old_connections
 from django.http import FileResponse
 from django.http.response import HttpResponseBase
+from django.template.loader import get_template
 from django.urls import get_resolver, set_script_prefix
 
 from carme.garbage import collect_rarely
@@ -126,7 +127,10 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def worker() -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """The application of a process that does nothing else, with all views loaded."""
-    get_resolver().url_patterns  # noqa: B018  reads them, which the first request would wait for
+    """The application of a process that does nothing else, with all that first requests would wait for."""
+    get_resolver().url_patterns  # noqa: B018  reads the views
+    templates = settings.BASE_DIR / "templates"
+    for file in templates.rglob("*.html"):
+        get_template(str(file.relative_to(templates)))
     collect_rarely()
     return application

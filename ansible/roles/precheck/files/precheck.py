@@ -117,6 +117,20 @@ def local_accounts(wanted):
     return "{} users".format(len(wanted["uids"]))
 
 
+def users(wanted):
+    """Where the site itself makes accounts, each host must know all users."""
+    unknown = [
+        user["name"] for user in wanted["users"] if _known(pwd.getpwnam, user["name"], "pw_uid") is None
+    ]
+    if unknown:
+        raise Problem(
+            f"This host does not know the users {listed(unknown)}.",
+            "Add them to the site's directory and have the host ask it, or set users_source to local, with a "
+            "uid for each of carme_users, to have them made.",
+        )
+    return "{} users".format(len(wanted["users"]))
+
+
 def shared(wanted):
     """Folders that all hosts share should not lie on this node's own disk."""
     own = []
@@ -205,6 +219,8 @@ def processes(wanted, mounts=Path("/proc/self/mounts")):
 def checks(wanted):
     """What to look at on this host."""
     table = [("python", python), ("disk", disk), ("local accounts", local_accounts)]
+    if wanted["users_exist"]:
+        table.append(("users", users))
     if wanted["installs_slurm"]:
         table.append(("slurm of the site", slurm.own_configuration))
     if wanted["asks_directory"]:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,22 @@ GROUPS = {
 }
 FS_IOC_GETFLAGS, FS_APPEND_FL = 0x80086601, 0x20  # linux/fs.h
 AT_WORK = {"idle", "mixed", "allocated", "reserved", "completing"}
+GPU_JOBS = 8  # that examine GPUs at the same time: sites limit how many jobs a user has
+GPU_SECONDS = 600.0  # in which they begin
+WAIT_SECONDS = 60  # that one of them waits for a free GPU
+SHOWN = 5  # names in a sentence, and nodes with a fault after which no further ones are checked
 
 
 class Wrong(Exception):
     """What a check found instead of what it wanted."""
+
+
+class Busy(Exception):
+    """No GPU of a node was free in time."""
+
+
+class Limited(Wrong):
+    """Slurm refuses the user one more job."""
 
 
 def run(*command: str, timeout: float = 60) -> str:
@@ -177,23 +190,77 @@ def node_gpus(partition: str) -> dict[str, int]:
 
 
 def gpus(user: str, node_gpus: dict[str, int], partition: str = "", account: str = "") -> str:
-    """A job of an ordinary user must see the GPU that it requested, and the other ones of a node not."""
+    """A job of an ordinary user must see the GPU that it requested, and the other ones of a node not.
+
+    Some nodes at the same time. Those that are left out are named, with the reason.
+    """
+    end = time.monotonic() + GPU_SECONDS
+    wrong: list[str] = []
+    busy: list[str] = []
+    limited: list[str] = []
+    late: list[str] = []
+
+    def check_node(name: str, alone: bool = False) -> None:
+        if time.monotonic() > end or len(wrong) >= SHOWN:
+            late.append(name)
+            return
+        try:
+            gpu_apart(user, name, node_gpus[name], partition, account)
+        except Busy:
+            busy.append(name)
+        except Wrong as error:
+            if isinstance(error, Limited) and not alone:
+                limited.append(name)
+            else:
+                wrong.append(str(error))
+
+    with ThreadPoolExecutor(GPU_JOBS) as pool:
+        list(pool.map(check_node, node_gpus))
+    for name in limited:  # which may be on how many jobs the user has
+        check_node(name, alone=True)
+    if wrong:
+        raise Wrong(" ".join(sorted(wrong)))
+    seen = len(node_gpus) - len(busy) - len(late)
+    text = f"one GPU visible and all others closed on {seen} nodes"
+    for names, reason in (
+        (busy, f"no GPU was free within {WAIT_SECONDS} s"),
+        (late, f"{GPU_SECONDS:.0f} s were over"),
+    ):
+        text += f"; not checked, as {reason}: {shortened(names)}" if names else ""
+    return text
+
+
+def gpu_apart(user: str, name: str, count: int, partition: str, account: str) -> None:
+    """Have a job examine the GPUs of a node. Raises Wrong, Busy, Limited."""
     script = 'echo "$CUDA_VISIBLE_DEVICES"; for d in /dev/nvidia[0-9]*; do (: <"$d") 2>&1; done; true'
-    for name, count in node_gpus.items():
+    try:
         message = run(
-            *("runuser", "--user", user, "--", "srun", "--chdir=/", "--immediate=60", "--time=1"),
-            *([f"--partition={partition}"] if partition else []),
+            *("runuser", "--user", user, "--", "srun", "--chdir=/", f"--immediate={WAIT_SECONDS}"),
+            *("--time=1", *([f"--partition={partition}"] if partition else [])),
             *([f"--account={account}"] if account else []),
             *(f"--nodelist={name}", "--gres=gpu:1", "sh", "-c", script),
-            timeout=90,
+            timeout=WAIT_SECONDS + 30,
         )
-        visible = message.split("\n", 1)[0]
-        if len(visible.split(",")) != 1 or not visible:
-            raise Wrong(f"A job with one GPU on {name} sees '{visible}'.")
-        refused = message.lower().count("operation not permitted")
-        if refused != count - 1:
-            raise Wrong(f"A job with one GPU on {name} is kept from {refused} of the {count - 1} other GPUs.")
-    return f"one GPU visible and all others closed on {len(node_gpus)} nodes"
+    except Wrong as error:
+        refused = "Unable to allocate resources" in str(error)
+        if refused and re.search(r"nodes are busy|timed out|queued and waiting", str(error)):
+            raise Busy from None
+        kind = Limited if refused and "violates accounting/QOS policy" in str(error) else Wrong
+        raise kind(f"A job with one GPU on {name}: {error}") from None
+    visible = message.split("\n", 1)[0]
+    if len(visible.split(",")) != 1 or not visible:
+        raise Wrong(f"A job with one GPU on {name} sees '{visible}'.")
+    closed_to_it = message.lower().count("operation not permitted")
+    if closed_to_it != count - 1:
+        raise Wrong(
+            f"A job with one GPU on {name} is kept from {closed_to_it} of the {count - 1} other GPUs."
+        )
+
+
+def shortened(names: list[str]) -> str:
+    """Some of these names, and how many more there are."""
+    more = len(names) - SHOWN
+    return ", ".join(sorted(names)[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def apart(owner: str, stranger: str) -> str:

@@ -30,7 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_config(parser)
     options = parser.parse_args(arguments)
-    collect_rarely()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     try:
         asyncio.run(serve(load(options.config)))
@@ -61,6 +60,7 @@ async def serve(settings: Settings, slurm: AbstractAsyncContextManager[Slurm] | 
     async with slurm or opened(settings) as cluster:
         broker = Broker(settings, cluster)
         await broker.prepare()
+        collect_rarely()
         running = asyncio.create_task(broker.run())
         try:
             async with Server(settings, broker):

@@ -7,11 +7,11 @@ import os
 import signal
 import socket
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic_core import to_json
-
 from carme.broker import protocol
+from carme.broker.answers import pieces
 from carme.broker.dispatch import HandOver
 from carme.broker.peers import Peer, identify
 from carme.broker.service import Broker
@@ -25,7 +25,7 @@ CONNECTIONS = 16  # of one ordinary user at a time
 CONNECTIONS_OF_SERVICES = 512
 BACKLOG = 1024  # connections that wait to be accepted; the kernel refuses those beyond
 PROGRAMS, PROGRAMS_OF_ALL = 8, 64  # that have a connection to a user's files, of one user and in all
-LINE_SECONDS = 10.0  # for a request to arrive, and for an answer to be taken
+LINE_SECONDS = 10.0  # for a request to arrive, and for a piece of an answer to be taken
 
 
 class Server:
@@ -123,14 +123,13 @@ class Server:
         await self._send(writer, protocol.Answer(error=protocol.Failure.of(error)))
         return b""
 
-    async def _answer(self, peer: Peer, line: bytes) -> protocol.Answer | bytes | HandOver:
-        """What the peer gets; a result is a whole `protocol.Answer` as JSON already."""
+    async def _answer(self, peer: Peer, line: bytes) -> protocol.Answer | Iterable[bytes] | HandOver:
+        """What the peer gets; a result is a whole `protocol.Answer` as JSON already, in pieces."""
         try:
             result = await self._broker.answer(peer, line)
             if isinstance(result, HandOver):
                 return self._with_room(result)
-            # Results may have megabytes: they are written as JSON in one step. JSON has no NaN.
-            return to_json({"result": result, "error": None}, inf_nan_mode="null")
+            return pieces(result)
         except CarmeError as error:
             return protocol.Answer(error=protocol.Failure.of(error))
         except Exception:
@@ -187,9 +186,14 @@ class Server:
                 await process.wait()
             self._programs[to.account.uid] -= 1
 
-    async def _send(self, writer: asyncio.StreamWriter, answer: protocol.Answer | bytes) -> None:
-        writer.write(answer if isinstance(answer, bytes) else answer.model_dump_json().encode())
-        writer.write(b"\n")  # apart: a long answer is not copied for it
+    async def _send(self, writer: asyncio.StreamWriter, answer: protocol.Answer | Iterable[bytes]) -> None:
+        parts = [answer.model_dump_json().encode()] if isinstance(answer, protocol.Answer) else answer
+        for part in parts:
+            await self._write(writer, part)  # others are answered before the next one is made
+        await self._write(writer, b"\n")
+
+    async def _write(self, writer: asyncio.StreamWriter, part: bytes) -> None:
+        writer.write(part)
         async with asyncio.timeout(self._line_seconds):
             await writer.drain()
 

@@ -56,7 +56,7 @@ CLOSE_AGAIN_SECONDS = 5.0
 CATCH_UP_SECONDS = 3.0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
     job: Job
     changed: int  # number of the change that made it what it is

@@ -9,6 +9,8 @@ from carme.slurm.tres import ALLOTTED_FIELDS, EXCLUSIVE, allotted_of
 _LEFT = parsing.QUEUE_FIELDS.index("L")
 _ACROSS = frozenset({"u", "a", "P", "q", "v", "r", "b", "m", "l"})  # fields that many jobs have alike
 _MOST_TEXTS = 100_000
+#: Bytes of squeue's output that are taken apart at once: of a large site it prints tens of megabytes.
+_BLOCK = 1 << 20
 
 
 class QueueCache:
@@ -103,11 +105,21 @@ def _records(output: bytes, separator: bytes, count: int) -> Iterator[bytes]:
     A field may begin with a line end, as its owner chose it: then what is before it is not a whole record.
     """
     record = b""
-    for part in output.replace(separator, b"\0").split(b"\0\n"):
-        record = record + b"\0\n" + part if record else part
-        if record.count(b"\0") == count - 1:
-            yield record
-            record = b""
+    for block in _blocks(output, separator + b"\n"):
+        for part in block.replace(separator, b"\0").split(b"\0\n"):
+            record = record + b"\0\n" + part if record else part
+            if record.count(b"\0") == count - 1:
+                yield record
+                record = b""
+
+
+def _blocks(output: bytes, end: bytes) -> Iterator[bytes]:
+    """The output in parts, cut where a record may end; what ends the record before a cut is left out."""
+    start = 0
+    while start < len(output):
+        stop = output.find(end, start + _BLOCK)
+        yield output[start:] if stop < 0 else output[start:stop]
+        start = len(output) if stop < 0 else stop + len(end)
 
 
 def _without_time_left(record: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """What jobs have and ask for, and nodes have, in Slurm's words for resources. Pure functions."""
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -125,7 +126,8 @@ def gpus_counted(tres: Mapping[str, float]) -> dict[str, int]:
 
 def only_type(gpus: Mapping[str, int]) -> str | None:
     """The type, where all are of one that is known."""
-    return next(iter(gpus)) if len(gpus) == 1 and "gpu" not in gpus else None
+    # All jobs of a large site share the few names.
+    return sys.intern(next(iter(gpus))) if len(gpus) == 1 and "gpu" not in gpus else None
 
 
 def gpus_used(text: str) -> dict[str, int]:

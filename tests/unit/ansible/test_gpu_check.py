@@ -1,0 +1,80 @@
+"""The check of GPUs in a user's jobs, of an installed site: several nodes at the same time."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).resolve().parents[3] / "ansible/roles/validation/files/check_host.py"
+_spec = importlib.util.spec_from_file_location("check_host", PROGRAM)
+assert _spec and _spec.loader
+check_host = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(check_host)
+
+
+def stand_in_for_runuser(folder: Path, monkeypatch: pytest.MonkeyPatch, cases: str) -> None:
+    """A program in place of runuser that ends as srun does on a node, by cases of its words."""
+    (folder / "runuser").write_text(
+        f"#!/bin/sh\ncd {folder}\nclosed=0\n"
+        'refuse() { echo "srun: error: Unable to allocate resources: $1" >&2; exit 1; }\n'
+        f"case $* in\n{cases}\nesac\necho 0\n"
+        'for n in $(seq "$closed"); do echo "sh: cannot open: Operation not permitted"; done\n'
+    )
+    (folder / "runuser").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_nodes_with_different_numbers_of_gpus_are_checked_each_by_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_for_runuser(
+        tmp_path, monkeypatch, "*nodelist=one*) closed=0 ;; *nodelist=four*) closed=3 ;; *) exit 1 ;;"
+    )
+    assert check_host.gpus("ada", {"one": 1, "four": 4}).endswith("on 2 nodes")
+    with pytest.raises(check_host.Wrong, match="on four is kept from 3 of the 1 other"):
+        check_host.gpus("ada", {"one": 1, "four": 2})
+
+
+def test_gpus_of_some_nodes_are_checked_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each waits until as many have begun as may run at the same time; and no more ever run.
+    stand_in_for_runuser(
+        tmp_path,
+        monkeypatch,
+        "*) : >begun.$$; : >runs.$$\n"
+        f"until [ $(ls begun.* | wc -l) -ge {check_host.GPU_JOBS} ]; do sleep 0.02; done\n"
+        f"[ $(ls runs.* | wc -l) -le {check_host.GPU_JOBS} ] || refuse 'too many'; rm runs.$$ ;;",
+    )
+    nodes = {f"n{number}": 1 for number in range(2 * check_host.GPU_JOBS)}
+    assert check_host.gpus("ada", nodes) == f"one GPU visible and all others closed on {len(nodes)} nodes"
+
+
+def test_nodes_whose_gpus_are_not_checked_are_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_for_runuser(
+        tmp_path,
+        monkeypatch,
+        "*nodelist=busy*) refuse 'Requested nodes are busy' ;;\n"
+        "*nodelist=waits*) echo 'srun: job 7 queued and waiting for resources' >&2; refuse 'Killed' ;;\n"
+        # By the second time the user's other jobs are over.
+        "*nodelist=limited*) [ -e before ] || { : >before; refuse 'Job violates accounting/QOS policy'; } ;;",
+    )
+    assert check_host.gpus("ada", {"busy": 1, "free": 1, "waits": 1, "limited": 1}) == (
+        "one GPU visible and all others closed on 2 nodes; "
+        "not checked, as no GPU was free within 60 s: busy, waits"
+    )
+    monkeypatch.setattr(check_host, "GPU_SECONDS", -1)
+    many = {f"n{number}": 1 for number in range(7)}
+    assert check_host.gpus("ada", many).endswith("s were over: n0, n1, n2, n3, n4 and 2 more")
+
+
+@pytest.mark.parametrize("why", ["Invalid account", "Job violates accounting/QOS policy"])
+def test_what_slurm_refuses_a_user_who_is_alone_is_wrong(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_for_runuser(tmp_path, monkeypatch, f"*) refuse '{why}' ;;")
+    with pytest.raises(check_host.Wrong, match=f"on n0: srun: .*{why}"):
+        check_host.gpus("ada", {f"n{number}": 1 for number in range(20)})
