@@ -393,6 +393,39 @@ def test_ranks_that_mpirun_starts_on_two_hosts_find_each_other(hosts, package):
         assert (done.returncode == 0) == ("RANKS" in message), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_that_srun_starts_find_each_other(hosts, nodes):
+    """By what Slurm sets for the four tasks of a step, and between hosts the key."""
+    step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    names, tasks = ("node1", "4") if nodes == 1 else ("node[1-2]", "2(x2)")
+    step |= {"SLURM_STEP_NUM_NODES": str(nodes), "SLURM_STEP_NODELIST": names}
+    step["SLURM_STEP_TASKS_PER_NODE"] = tasks
+    environment = alone(Path("/usr"), hosts) | step
+    if nodes == 1:
+        del environment["CARME_KEY_FILE"]
+    started = []
+    for rank in range(4):
+        node, local = divmod(rank, 4 // nodes)
+        own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local)}
+        started.append(
+            subprocess.Popen(
+                hosts.on(node + 1, sys.executable, str(PROGRAMS / "under_mpi.py")),
+                env=environment | own,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        message = [process.communicate(timeout=HANG)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * 4, "\n".join(message)
+    found = "1 1 1 1" if nodes == 1 else "1 1 2 2"
+    assert message[0] == f"RANKS 4 HOSTS {found} NO-MPI\n"
+
+
 @pytest.mark.parametrize("how", ["static", "c10d"])
 def test_ranks_that_torchrun_starts_on_two_hosts_find_each_other(hosts, how):
     """Its own agents meet at MASTER_PORT, and go on listening there."""

@@ -30,6 +30,38 @@ def test_one_rank_is_the_default(local: Launch) -> None:
     assert local("--", "echo", "x", CUDA_VISIBLE_DEVICES="0,1").wait()[1].count("x") == 2
 
 
+#: As `sbatch --nodes 2` sets them for its script, and srun for one of four tasks.
+BATCH = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_ID": str(2**32 - 5)}
+TASK = BATCH | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("slurm", "words"),
+    [
+        (BATCH, "This job has 2 nodes, but no agents of Carme that join them: all ranks start on this one."),
+        (
+            BATCH | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0"},
+            "has 2 nodes, but",
+        ),
+        (TASK, "srun started carme-run 4 times: each is a run of its own, with ranks on its node alone."),
+        (TASK | {"SLURM_PROCID": "1"}, ""),
+        (BATCH | {"SLURM_JOB_NUM_NODES": "1"}, ""),
+    ],
+)
+def test_in_a_job_of_slurm_alone_ranks_run_on_this_node_with_a_message(
+    local: Launch, slurm: dict[str, str], words: str
+) -> None:
+    code, out, errors = local("-n", "2", "--", "echo", "x", **slurm).wait()
+    assert (code, sorted(out.splitlines())) == (0, ["[rank 0] x", "[rank 1] x"])
+    assert words in errors and errors.count("carme-run: ") == bool(words)
+
+
+def test_nodes_that_no_agents_join_are_not_to_be_had(local: Launch) -> None:
+    code, out, errors = local("--nodes", "2", "--", "true", **BATCH).wait()
+    assert (code, out) == (2, "")
+    assert "--nodes 2 was requested, but no agents of Carme join the nodes of this job. Submit" in errors
+
+
 def test_options_behind_a_script_are_its_own_with_a_message(local: Launch, script: Script) -> None:
     show = script("import sys; print(*sys.argv[1:])")
     code, out, errors = local(show, "-n", "2", "--backend", "x").wait()

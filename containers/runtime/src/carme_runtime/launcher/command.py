@@ -15,7 +15,7 @@ from carme_runtime import fusion, logs, oom_score, profile, strategies
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric, connect
 from carme_runtime.imports import first_in_path
-from carme_runtime.launcher import backends, cleanup, dry, gaspi, horovod, hostfile, mpi
+from carme_runtime.launcher import backends, cleanup, dry, gaspi, horovod, hostfile, mpi, slurm
 from carme_runtime.launcher.arguments import parse, parser
 from carme_runtime.launcher.elastic import Limits, Seats
 from carme_runtime.launcher.elastic import execute as elastic
@@ -89,6 +89,8 @@ async def _run(arguments: list[str], announces: bool) -> int:
     options.announces = announces
     probing = scaling.prepare(options)
     fabric = await connect(os.environ)
+    if not fabric.in_job and (message := slurm.warning(os.environ)):
+        print(f"carme-run: {message}", file=sys.stderr, flush=True)
     try:
         if not options.cleanup:
             await wait_for_nodes(fabric, options.nodes)

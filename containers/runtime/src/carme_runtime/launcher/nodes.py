@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
+from carme_runtime.launcher import slurm
 
 JOIN_SECONDS = 60.0  # how long the nodes of a job may take to come up
 
@@ -13,6 +15,11 @@ async def wait_for_nodes(fabric: Fabric, nodes: int | None) -> None:
     """Wait for the nodes that the run needs: when a job has just begun, they may still come up."""
     members = fabric.members
     if nodes and nodes > members.expected:
+        if not fabric.in_job and slurm.nodes_of_job(os.environ) > 1:
+            raise CarmeRuntimeError(
+                f"--nodes {nodes} was requested, but no agents of Carme join the nodes of this job.",
+                "Submit it with carme submit and an image, or leave --nodes out to use this node alone.",
+            )
         if not fabric.in_job:
             raise CarmeRuntimeError(
                 f"--nodes {nodes} was requested outside of a job, where there is this host alone.",
