@@ -11,7 +11,8 @@
  * segments first, so that a process dies to which somebody still writes; and it waits without limit for ranks with lower
  * numbers. gaspi_proc_ping waits without limit for the answer of a rank that was stopped or is in gaspi_proc_term. An
  * operation that finds its queue full counts as an error of its rank, each part of a list takes an entry of the queue,
- * and after gaspi_proc_term nothing starts again.
+ * and after gaspi_proc_term nothing starts again. While a rank is stopped that has no room for more, nothing is sent to others
+ * either (here from the beginning), and what a rank was to answer that was killed is never over.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -277,6 +278,7 @@ static int move(const Operation* o) {
 
 static int carry_out(const Operation* o) {
     Member* member = &world->members[o->rank];
+    while (o->rank != me && is_stopped(o->rank) && !is_dead(o->rank)) usleep(1000);
     if (is_dead(o->rank)) return FAILED;
     if (member->over) {
         kill(member->pid, SIGSEGV); /* its segments are gone */
@@ -299,6 +301,7 @@ static void* work(void* unused) {
         pthread_mutex_unlock(&device);
         int code = carry_out(&next);
         pthread_mutex_lock(&device);
+        if (code && next.kind == IN) continue; /* nobody answers */
         --unfinished[next.queue];
         if (code) {
             states[next.rank] = 1;

@@ -202,6 +202,17 @@ def test_a_rank_that_is_killed_is_named_and_survivors_go_on(over):
         assert "Rank 1 was lost" in ranks.outputs[rank] and "went on" in ranks.outputs[rank], ranks.output()
 
 
+@over_gpi2
+def test_calls_end_in_time_where_a_rank_was_stopped(over):
+    over.run("stopped", [0, 0])
+
+
+@over_gpi2
+def test_what_a_lost_rank_was_to_answer_is_not_waited_for_without_end(over):
+    ranks = over.start("unanswered", [0, 0, 0])
+    assert ranks.finish() == [0, -signal.SIGKILL, 0], ranks.output()
+
+
 @pick_all("three ranks, one node", "three nodes", "two ranks and one between them")
 @pytest.mark.parametrize("state", ["running", "stopped"])
 def test_a_rank_that_another_one_ends_is_gone_for_all(over, nodes, state):

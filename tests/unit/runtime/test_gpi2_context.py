@@ -1,5 +1,6 @@
 """What a rank makes of what GPI-2's functions return; with functions that return what a test says."""
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -146,6 +147,49 @@ def test_what_is_posted_during_a_wait_is_waited_for_by_the_next_one(
     functions.codes["wait"] = [FAILED]
     with pytest.raises(PeerLost, match="Rank 1 was lost during waiting for queue 0"):
         rank.wait(0, -1)
+
+
+def test_each_of_several_lost_ranks_is_reported(rank: Gpi2Context, functions: Functions):
+    for other in (1, 2, 3):
+        post(rank, other)
+    lose(rank, 1, 3)
+    for code, other in ((FAILED, 1), (TIMEOUT, 3)):
+        functions.codes["wait"] = [code]
+        with pytest.raises(PeerLost, match=f"Rank {other} was lost during waiting for queue 0"):
+            rank.wait(0, -1)
+    functions.codes["wait"] = [FAILED]
+    assert rank.wait(0, -1)
+
+
+def test_what_a_lost_rank_never_ends_is_not_waited_for_without_end(
+    rank: Gpi2Context, functions: Functions, monkeypatch: pytest.MonkeyPatch
+):
+    """Nor is it taken for done, as it hides whether what other ranks were to do is."""
+    for other in (1, 2):
+        post(rank, other)
+    lose(rank, 1)
+    monkeypatch.setitem(NUMBERS, "queue_size", 2)
+    monkeypatch.setattr(context, "_STUCK", 0.0)
+    for _ in range(2):
+        functions.codes["wait"] = [TIMEOUT]
+        with pytest.raises(PeerLost, match="Rank 1 was lost during waiting for queue 0"):
+            rank.wait(0, -1)
+    monkeypatch.setattr(context, "_STUCK", HANG)
+    functions.codes["wait"] = [TIMEOUT] * 3
+    assert rank.wait(0, -1) and not functions.codes["wait"]
+
+
+def test_a_child_process_does_not_leave_the_run(rank: Gpi2Context, functions: Functions):
+    """It has a copy of the context, whose threads are with its parent alone."""
+    child = os.fork()
+    if not child:
+        functions.called.clear()
+        try:
+            rank.close()
+            os._exit(len(functions.called))
+        finally:
+            os._exit(100)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_error_that_was_found_while_room_was_made_is_reported(

@@ -176,7 +176,8 @@ class Group:
     ) -> None:
         self._context = context
         self._group = group_type(context)(context, ranks, timeout, links.algorithm(algorithm))
-        self._unfinished = Unfinished()  # goes after the core's group, which ends what still runs
+        # Goes after the core's group, which ends what still runs. That of GPI-2 goes on, and has its own.
+        self._unfinished: Unfinished = getattr(self._group, "unfinished", None) or Unfinished()
         self._choosing = threading.Lock()
         self._recorded = not hasattr(context, "group_type")  # by the core, which knows when they run
         if links.to_be_measured() and len(ranks) == context.size > 1:

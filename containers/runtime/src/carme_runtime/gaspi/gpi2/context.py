@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import hashlib
 import mmap
 import os
 import tempfile
@@ -14,10 +13,11 @@ from typing import Any
 
 from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
 from carme_runtime.gaspi.gpi2.group import Gpi2Group, Gpi2Plan
+from carme_runtime.gaspi.gpi2.group_registry import GroupRegistry
 from carme_runtime.gaspi.gpi2.health import Health
 from carme_runtime.gaspi.gpi2.library import SUCCESS, TIMEOUT, Config, Library
 from carme_runtime.gaspi.gpi2.mail import SLICE, Mail
-from carme_runtime.gaspi.gpi2.posted import Posted
+from carme_runtime.gaspi.gpi2.posted import Posted, Progress
 from carme_runtime.gaspi.gpi2.variables import variables
 
 NOTIFICATIONS = 65536
@@ -28,6 +28,7 @@ GROUP_ALL = 0
 _BETWEEN_PINGS = 0.01  # seconds, while a rank ends
 _ROOM_MS = 1  # in which operations that are over are taken out of a full queue
 LEAVE_MS = 5000
+_STUCK = 5.0  # seconds without an end of anything in a queue that has operations of a lost rank
 _STARTED = threading.Lock()  # GPI-2 keeps one state for the process, and cannot be started again
 
 # (local segment, local offset, remote segment, remote offset, bytes)
@@ -56,14 +57,14 @@ class Gpi2Context:
         self._memory: dict[int, mmap.mmap] = {}
         self._described: set[int] = set()  # numbers that GPI-2 knows
         self._lost = [False] * size
-        self._generations: dict[tuple[int, ...], int] = {}
-        self._groups: dict[int, Gpi2Group] = {}
         self._lock = threading.Lock()
         self._segment_lock = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
         self._health: Health | None = None
         self.mail = Mail(self, self._segments, self._queues, timeout)
-        self.mail.on_message = self._on_group_message
+        self.groups = GroupRegistry()
+        self.mail.on_message = self.groups.on_message
         self.mail.start()
         try:
             self._health = Health(rank, hosts, self.mail, end)
@@ -86,6 +87,8 @@ class Gpi2Context:
         gaspi_proc_term gives up memory into which others may write still, where the process would die, drops
         what is not sent yet, and waits without limit for ranks with lower numbers.
         """
+        if os.getpid() != self._process:  # a child, without the threads of this one
+            return
         with self._lock:
             if self._closed:
                 return
@@ -98,30 +101,6 @@ class Gpi2Context:
                 self._pause_after(code)
         if self._health:
             self._health.close()
-
-    def group_key(self, ranks: tuple[int, ...]) -> int:
-        """A number for the next group of these ranks, the same on all of them."""
-        with self._lock:
-            self._generations[ranks] = self._generations.get(ranks, 0) + 1
-            what = repr((ranks, self._generations[ranks])).encode()
-        # The lowest bit distinguishes groups' keys from their letters'; small numbers are reserved.
-        return int.from_bytes(hashlib.blake2b(what, digest_size=8).digest(), "little") & ~1 | 2**63
-
-    def add_group(self, key: int, group: Gpi2Group) -> None:
-        """Give this group what its other members say about it."""
-        with self._lock:
-            self._groups[key] = group
-
-    def forget_group(self, key: int) -> None:
-        """Undo `add_group`."""
-        with self._lock:
-            self._groups.pop(key, None)
-
-    def _on_group_message(self, sender: int, content: bytes) -> None:
-        with self._lock:
-            group = self._groups.get(int.from_bytes(content[:8], "little"))
-        if group:
-            group.receive_report(sender, content[8:])
 
     # Segments
 
@@ -249,7 +228,7 @@ class Gpi2Context:
 
     def wait(self, queue: int, timeout: int) -> bool:
         self._check_queue(queue)
-        end, posted = _deadline(timeout), self._posted[queue]
+        end, posted, progress = _deadline(timeout), self._posted[queue], Progress()
         while True:
             before, code = posted.now(), posted.take_error()
             if code is None:
@@ -257,10 +236,14 @@ class Gpi2Context:
             if code == SUCCESS:
                 posted.over(before)
                 return True
-            for rank in posted.take_lost(self.state_vector()):
+            if (rank := posted.take_lost(self.state_vector())) is not None:
                 self.throw_if_lost(rank, f"waiting for queue {queue}")
-            if code != TIMEOUT and not (code < 0 and posted.fails()):
+            failing = posted.failing()
+            if code != TIMEOUT and not (code < 0 and failing is not None):
                 raise self._library.failure("wait", code)
+            # What a lost rank was to answer may never be over, and hides whether all else is.
+            if failing is not None and progress.is_over(self._library.number("queue_size", queue), _STUCK):
+                self.throw_if_lost(failing, f"waiting for queue {queue}")
             if end is not None and time.monotonic() >= end:
                 return False
             self._pause_after(code)
@@ -552,7 +535,9 @@ def start(
                 "See what the others say, and whether a firewall lies between the nodes.",
             )
         if code != SUCCESS:
-            raise library.failure("proc_init", code)
+            failure = library.failure("proc_init", code)
+            failure.remedy += " Over Ethernet a node has room for one run of GPI-2 at a time."
+            raise failure
         found = (library.number("proc_rank"), library.number("proc_num"))
         if hosts is None:
             hosts = Path(os.environ["GASPI_MFILE"]).read_text().split()[: found[1]]

@@ -6,19 +6,18 @@ Wire types are accepted, and change nothing. Each message says what its sender h
 that disagree get an error.
 """
 
-import ctypes
 import itertools
 import json
 import queue
 import struct
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from carme_runtime.collectives import errors
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, Mismatch, PeerLost, Timeout
+from carme_runtime.collectives.group import Unfinished
 from carme_runtime.gaspi.gpi2.calls import (
     ALLGATHER,
     ALLREDUCE,
@@ -31,12 +30,15 @@ from carme_runtime.gaspi.gpi2.calls import (
     WIRE_NAMES,
     Call,
 )
-from carme_runtime.gaspi.gpi2.mail import Mail
+from carme_runtime.gaspi.gpi2.group_registry import GroupRegistry
+from carme_runtime.gaspi.gpi2.letters import Letters, ReceivedLetter, SentLetter, memory
+from carme_runtime.gaspi.gpi2.mail import ABORTS, Mail
 
 SMALL = 4096  # bytes up to which everybody sends everything to everybody
 _FLOATING = range(4)
 _FIRST_OF_BITS = REDUCTION_NAMES.index("band")
 _BFLOAT16 = 3
+_REPORT_SECONDS = 0.2  # in which a member takes the report that the group broke, unless it was stopped
 _LENGTH = struct.Struct("<I")
 _REMEDY = "Call the same collectives with the same shapes and types in the same order on all ranks."
 
@@ -47,22 +49,23 @@ class GroupContext(Protocol):
     rank: int
     size: int
     mail: Mail
-
-    def group_key(self, ranks: tuple[int, ...]) -> int:
-        """A number for the next group of these ranks, the same on all of them."""
-        ...
-
-    def add_group(self, key: int, group: "Gpi2Group") -> None:
-        """Give this group what its other members say about it."""
-        ...
-
-    def forget_group(self, key: int) -> None:
-        """Undo `add_group`."""
-        ...
+    groups: GroupRegistry
 
     def ping(self, rank: int) -> bool:
         """Whether a rank is there."""
         ...
+
+
+class _Broken:
+    """Why a group can no longer be used. Apart from it, so that who looks at this does not hold the group."""
+
+    def __init__(self) -> None:
+        self.error: GaspiError | None = None
+
+    def check(self) -> None:
+        """Raise that."""
+        if self.error:
+            raise self.error
 
 
 class Gpi2Group:
@@ -81,20 +84,20 @@ class Gpi2Group:
             raise InvalidCall("This rank is not in the group.", "Form a group on its members only.")
         self.index = self.ranks.index(context.rank)
         self.size = len(self.ranks)
-        self._key = context.group_key(tuple(self.ranks))
-        self._error: GaspiError | None = None
+        self._key = context.groups.new_key(tuple(self.ranks))
+        self._broken = _Broken()
         self._running = threading.Lock()
         # Threads hold the group by what is queued alone, so that they end with it.
         self._waiting: queue.SimpleQueue[tuple[Gpi2Group, Gpi2Handle, Call] | None] = queue.SimpleQueue()
         self._outstanding = 0
         self._state = threading.Lock()
         self._worker: threading.Thread | None = None
-        self._letters: dict[tuple[int, int], deque[Gpi2Letter]] = defaultdict(deque)
-        self._letters_lock = threading.RLock()
-        self._next_sender = 0  # whose turn it is
-        self._posts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._postman: threading.Thread | None = None
-        context.add_group(self._key, self)
+        # Buffers of what nobody waits for: they stay as long as something is queued.
+        self.unfinished = Unfinished()
+        self._letters = Letters(
+            context.mail, self.ranks, self.index, self._key, self._broken.check, context.ping, self.unfinished
+        )
+        context.groups.add(self._key, self)
         self._run(Call(BARRIER, doing="the forming of a group", timeout=timeout))
 
     # Calls
@@ -168,14 +171,13 @@ class Gpi2Group:
 
     def _run(self, call: Call) -> None:
         with self._running:
-            if self._error:
-                raise self._error
+            self._broken.check()
             call.begin()
             try:
                 self._dispatch(call)
             except GaspiError as error:
                 self._break(error)
-                raise self._error or error from None
+                raise self._broken.error or error from None
 
     def _dispatch(self, call: Call) -> None:
         if call.kind == BARRIER:
@@ -290,19 +292,15 @@ class Gpi2Group:
         return [(self.index + step) % self.size for step in range(1, self.size)]
 
     def _send(self, member: int, call: Call, content: Any) -> None:
-        self._context.mail.post(
-            self.ranks[member], self._key, [_LENGTH.pack(len(call.summary)), call.summary, content]
-        )
+        rank, parts = self.ranks[member], [_LENGTH.pack(len(call.summary)), call.summary, content]
+        if not self._context.mail.post(rank, self._key, parts, call.deadline, self._broken.check):
+            raise self._late(rank, call)
 
     def _take(self, member: int, call: Call, expected: int) -> memoryview:
         rank = self.ranks[member]
-        message = self._context.mail.take(rank, self._key, call.deadline, self._raise_error)
+        message = self._context.mail.take(rank, self._key, call.deadline, self._broken.check)
         if message is None:
-            raise Timeout(
-                f"Rank {rank} did not come to {call.doing} within {call.timeout} ms of rank "
-                f"{self._context.rank}'s call.",
-                "See what it does, or allow more time; this group can no longer be used.",
-            )
+            raise self._late(rank, call)
         (length,) = _LENGTH.unpack_from(message)
         reported = bytes(message[_LENGTH.size : _LENGTH.size + length])
         if not call.agrees(reported):
@@ -316,6 +314,13 @@ class Gpi2Group:
             raise self._other_size(member, len(content), expected)
         return content
 
+    def _late(self, rank: int, call: Call) -> Timeout:
+        return Timeout(
+            f"Rank {rank} did not come to {call.doing} within {call.timeout} ms of rank "
+            f"{self._context.rank}'s call.",
+            "See what it does, or allow more time; this group can no longer be used.",
+        )
+
     def _other_size(self, member: int, sent: int, expected: int) -> Mismatch:
         return Mismatch(
             f"Rank {self.ranks[member]} sends {sent} bytes to rank {self._context.rank}, which expects "
@@ -325,113 +330,53 @@ class Gpi2Group:
 
     # Breaking up
 
-    def _raise_error(self) -> None:
-        if self._error:
-            raise self._error
-
     def _break(self, error: GaspiError) -> None:
         """Nobody can use the group any more; notify the others why."""
-        if self._error:
+        if self._broken.error:
             return
-        self._error = error
+        self._broken.error = error
         message = json.dumps([type(error).__name__, error.message, error.remedy]).encode()
         content = self._key.to_bytes(8, "little") + message
+        mail = self._context.mail
         for other in self._others():
-            try:
-                self._context.mail.post(self.ranks[other], 0, [content], time.monotonic() + 0.2)
-            except GaspiError:  # it is gone, too
-                continue
+            rank = self.ranks[other]
+            if not _report(mail, rank, content, time.monotonic() + _REPORT_SECONDS):
+                # A rank that was stopped is to learn it when it goes on.
+                threading.Thread(
+                    target=_report, args=(mail, rank, content, None), name="carme-gpi2-report", daemon=True
+                ).start()
 
     def receive_report(self, sender: int, content: bytes) -> None:
         """Another member has broken up."""
         kind, message, remedy = json.loads(content)
         if kind == "Timeout":  # of the other one: for this one it is the rank that went away
             kind, message = "PeerLost", f"Rank {sender} gave up: {message}"
-        if not self._error:
-            self._error = getattr(errors, kind, PeerLost)(message, remedy)
+        if not self._broken.error:
+            self._broken.error = getattr(errors, kind, PeerLost)(message, remedy)
         self._context.mail.wake()
 
     def __del__(self) -> None:
-        if hasattr(self, "_posts"):
+        # Called while any lock may be held: it takes none.
+        if hasattr(self, "_letters"):
             self._waiting.put(None)
-            self._posts.put(None)
-            self._context.forget_group(self._key)
+            self._letters.close()
+            self._context.mail.forget(self._key)
 
     # Letters
 
-    def send(self, member: int, at: int, size: int, tag: int, form: int) -> "Gpi2Letter":
+    def send(self, member: int, at: int, size: int, tag: int, form: int) -> SentLetter:
         """Begin to send a message to a member."""
         self._check_member(member)
-        letter = Gpi2Letter(self, member, tag, None, form)
-        rank, key, content = self.ranks[member], self._letter_key(tag), memory(at, size)
+        return self._letters.send(member, at, size, tag, form)
 
-        def post() -> None:
-            try:
-                self._context.mail.post(rank, key, [content, _LENGTH.pack(form)])
-            except GaspiError as error:
-                letter.error = error
-            letter.over.set()
-
-        with self._letters_lock:
-            if self._postman is None:
-                self._postman = threading.Thread(
-                    target=_deliver, args=(self._posts,), name="carme-gpi2-post", daemon=True
-                )
-                self._postman.start()
-        self._posts.put(post)
-        return letter
-
-    def receive(self, member: int, at: int, size: int, tag: int, form: int) -> "Gpi2Letter":
+    def receive(self, member: int, at: int, size: int, tag: int, form: int) -> ReceivedLetter:
         """Begin to receive a message of a member."""
         self._check_member(member)
-        letter = Gpi2Letter(self, member, tag, memory(at, size), form)
-        with self._letters_lock:
-            self._letters[member, tag].append(letter)
-        return letter
+        return self._letters.receive(member, at, size, tag, form)
 
     def sender(self, tag: int, timeout: int) -> int:
         """A member whose message is there, and that no receive expects; -1: none until `timeout`."""
-        end = time.monotonic() + timeout / 1000
-        others = [self.ranks[member] for member in self._others()]
-        looked = time.monotonic()
-        while True:
-            self._raise_error()
-            for member in sorted(self._others(), key=lambda m: (m < self._next_sender, m)):
-                waiting = self._context.mail.waiting(self.ranks[member], self._letter_key(tag))
-                with self._letters_lock:
-                    expected = len(self._letters[member, tag])
-                if waiting > expected:
-                    self._next_sender = member + 1
-                    return member
-            if timeout >= 0 and time.monotonic() >= end:
-                return -1
-            if time.monotonic() - looked > 1:
-                looked = time.monotonic()
-                if not any(self._context.ping(rank) for rank in others):
-                    raise PeerLost(
-                        "All other members were lost before one of them sent a message.",
-                        "Form a new group without them, or start the run again.",
-                    )
-            time.sleep(0.001)
-
-    def fill(self, member: int, tag: int, deadline: float | None = None, wait: bool = False) -> None:
-        """Give letters that are waited for what has come; with `wait`, at least one or until `deadline`."""
-        rank, key = self.ranks[member], self._letter_key(tag)
-        while True:
-            if wait:
-                message = self._context.mail.take(rank, key, deadline, self._raise_error)
-            else:
-                message = self._context.mail.poll(rank, key)
-            if message is None:
-                return
-            with self._letters_lock:
-                letter = self._letters[member, tag].popleft()
-            letter.take(message, rank)
-            if wait or not self._letters[member, tag]:
-                return
-
-    def _letter_key(self, tag: int) -> int:
-        return (self._key + ((tag << 1) | 1)) % 2**64
+        return self._letters.sender(tag, timeout)
 
     def _check_member(self, member: int) -> None:
         if not 0 <= member < self.size:
@@ -440,17 +385,19 @@ class Gpi2Group:
             )
 
 
+def _report(mail: Mail, rank: int, content: bytes, deadline: float | None) -> bool:
+    """Send a rank why a group broke; False: it did not take that until the deadline."""
+    try:
+        return mail.post(rank, ABORTS, [content], deadline)
+    except GaspiError:  # it is gone, too
+        return True
+
+
 def _work(waiting: "queue.SimpleQueue[tuple[Gpi2Group, Gpi2Handle, Call] | None]") -> None:
     while (item := waiting.get()) is not None:
         group, handle, call = item
         group.work(handle, call)
         del item, group, handle, call
-
-
-def _deliver(posts: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-    while (post := posts.get()) is not None:
-        post()
-        del post
 
 
 class Gpi2Handle:
@@ -478,48 +425,6 @@ class Gpi2Handle:
         return self._over.is_set()
 
 
-class Gpi2Letter:
-    """A message between two members."""
-
-    def __init__(self, group: Gpi2Group, member: int, tag: int, into: memoryview | None, form: int) -> None:
-        self._group, self._member, self._tag, self._into = group, member, tag, into
-        self._form = _LENGTH.pack(form)
-        self.over = threading.Event()
-        self.error: GaspiError | None = None
-
-    def take(self, message: bytearray, rank: int) -> None:
-        """This is what has come."""
-        assert self._into is not None
-        content, form = memoryview(message)[: -_LENGTH.size], message[-_LENGTH.size :]
-        if len(content) == len(self._into) and form == self._form:
-            self._into[:] = content
-        else:
-            self.error = Mismatch(
-                f"Rank {rank} sent a message of another size or type.",
-                "Send and receive the same number of elements of the same type.",
-            )
-        self.over.set()
-
-    def wait(self, timeout: int) -> bool:
-        """Wait at most `timeout` milliseconds; whether it is over."""
-        end = None if timeout < 0 else time.monotonic() + timeout / 1000
-        if self._into is None:
-            self.over.wait(None if end is None else max(0.0, end - time.monotonic()))
-        while self._into is not None and not self.over.is_set():
-            self._group.fill(self._member, self._tag, end, wait=True)
-            if end is not None and time.monotonic() >= end:
-                break
-        if self.over.is_set() and self.error:
-            raise self.error
-        return self.over.is_set()
-
-    def done(self) -> bool:
-        """Whether it is over."""
-        if self._into is not None and not self.over.is_set():
-            self._group.fill(self._member, self._tag)
-        return self.over.is_set()
-
-
 class Gpi2Plan:
     """An allreduce that is repeated on one buffer."""
 
@@ -544,13 +449,6 @@ class Gpi2Plan:
     def start(self) -> Gpi2Handle:
         """Do it once more, in the background."""
         return self._group.submit(*self._arguments)
-
-
-def memory(at: int, size: int) -> memoryview:
-    """The bytes at an address."""
-    if not size:
-        return memoryview(bytearray())
-    return memoryview((ctypes.c_ubyte * size).from_address(at)).cast("B")
 
 
 def _cuts(sizes: Sequence[int]) -> list[int]:

@@ -2,7 +2,8 @@
 
 Each rank has a window of slots for every other rank, and as much room for what it sends. A frame is written
 into a free slot of the receiver, with the slot's number as notification; when the receiver has taken it out,
-it notifies the sender, who may then use the slot again.
+it notifies the sender, who may then use the slot again. A message whose sender's time is over ends with the
+frames that were sent: the next one, which begins with its first byte, takes its place.
 """
 
 import contextlib
@@ -21,11 +22,15 @@ LARGEST_FRAME, SMALLEST_FRAME = 256 * 1024, 4096
 MEMORY = (
     128 * 2**20
 )  # at most so many bytes for all windows, if frames are not to be smaller than the smallest
-HEAD = struct.Struct("<QQQI")  # number of the frame, key and length of its message, bytes of it in this frame
+# Number of the frame; key and length of its message; where in it this frame begins, and how many bytes it has
+HEAD = struct.Struct("<QQQQI")
+_OF_MESSAGE = struct.Struct("<QQQ")  # key and length of the message, and where in it a frame begins
 SLICE = 200  # milliseconds after which a waiting thread looks around
 # GPI-2 waits for notifications without letting go of the processor. So a thread that has found none for a
 # while looks now and then.
 _WAIT_MS, _WAITS, _LONGEST_PAUSE = 1, 2, 0.001
+_GRACE = 1.0  # seconds that a rank which takes a message has at least for each further frame
+KEYS_OF_GROUP = 2**33  # from a group's key on, so many are of its messages
 ABORTS = 0  # the key of messages about groups that broke
 
 
@@ -82,12 +87,14 @@ class Mail:
         self._memory = memoryview(context.make_segment(segment, 2 * half)).cast("B")
         self._inboxes: dict[tuple[int, int], deque[bytearray]] = defaultdict(deque)
         self._changed = threading.Condition()
+        self._forgotten: deque[int] = deque()
+        self._to_post = 0
         self._free: list[set[int]] = [set(range(SLOTS)) for _ in range(ranks)]
         self._sending = [threading.Lock() for _ in range(ranks)]
         self._sent = [0] * ranks
         self._expected = [0] * ranks
         self._early: dict[tuple[int, int], bytes] = {}  # by sender and number
-        self._partial: list[tuple[int, int, bytearray] | None] = [None] * ranks
+        self._partial: list[bytearray | None] = [None] * ranks
         self._closed = False
         self._wakes = 0
         self.on_message: Callable[[int, bytes], None] = lambda sender, content: None
@@ -111,6 +118,9 @@ class Mail:
 
     def drain(self, deadline: float) -> bool:
         """Wait until all ranks that are not lost have taken what was sent to them; False: not in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._to_post, max(deadline - time.monotonic(), 0)):
+                return False
         for rank in range(self._context.size):
             while self._context.ping(rank):
                 with self._changed:
@@ -121,40 +131,75 @@ class Mail:
                     return False
         return True
 
-    def post(self, rank: int, key: int, parts: "list[Any]", deadline: float | None = None) -> bool:
-        """Send one message made of buffers; False when its first frame found no room in time.
+    def will_post(self) -> None:
+        """Let `drain` wait for a message that a thread is to post, until `has_posted`."""
+        with self._changed:
+            self._to_post += 1
 
-        Raises PeerLost.
+    def has_posted(self) -> None:
+        """What `will_post` has announced is posted, or has failed."""
+        with self._changed:
+            self._to_post -= 1
+            self._changed.notify_all()
+
+    def post(
+        self,
+        rank: int,
+        key: int,
+        parts: "list[Any]",
+        deadline: float | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Send one message made of buffers; False when it found no room in time: then it does not arrive.
+
+        What has begun goes on as long as the receiver takes it. `check` is called now and then while there is
+        no room.
+
+        Raises PeerLost, and what `check` raises.
         """
         views = [view for view in (memoryview(part).cast("B") for part in parts) if view.nbytes]
-        total = sum(view.nbytes for view in views)
         if rank == self._context.rank:
             with self._changed:
                 self._inboxes[rank, key].append(bytearray(b"".join(views)))
                 self._changed.notify_all()
             return True
-        with self._sending[rank]:
-            left, room = total, self._frame - HEAD.size
-            while True:
-                slot = self._take_slot(rank, deadline)
-                if slot is None:
-                    return False
-                deadline = None  # what has begun is ended: half a message is of no use
-                at = (self._windows + rank * SLOTS + slot) * self._frame
-                size = min(left, room)
-                HEAD.pack_into(self._memory, at, self._sent[rank], key, total, size)
-                self._sent[rank] += 1
-                to = at + HEAD.size
-                end = to + size
-                while to < end:
-                    piece = min(end - to, views[0].nbytes)
-                    self._memory[to : to + piece] = views[0][:piece]
-                    to += piece
-                    views[0] = views[0][piece:]
-                    if not views[0].nbytes:
-                        views.pop(0)
-                there = (self._context.rank * SLOTS + slot) * self._frame
-                number = self._context.rank * SLOTS + slot
+        while not self._sending[rank].acquire(timeout=max(_left(deadline), 0)):
+            check()
+            if _is_over(deadline):
+                return False
+        try:
+            return self._post_frames(rank, key, views, deadline, check)
+        finally:
+            self._sending[rank].release()
+
+    def _post_frames(
+        self,
+        rank: int,
+        key: int,
+        views: "list[memoryview]",
+        deadline: float | None,
+        check: Callable[[], None],
+    ) -> bool:
+        sent, total, room = 0, sum(view.nbytes for view in views), self._frame - HEAD.size
+        while True:
+            slot = self._take_slot(rank, deadline, check)
+            if slot is None:
+                return False
+            at = (self._windows + rank * SLOTS + slot) * self._frame
+            size = min(total - sent, room)
+            HEAD.pack_into(self._memory, at, self._sent[rank], key, total, sent, size)
+            to = at + HEAD.size
+            end = to + size
+            while to < end:
+                piece = min(end - to, views[0].nbytes)
+                self._memory[to : to + piece] = views[0][:piece]
+                to += piece
+                views[0] = views[0][piece:]
+                if not views[0].nbytes:
+                    views.pop(0)
+            there = (self._context.rank * SLOTS + slot) * self._frame
+            number = self._context.rank * SLOTS + slot
+            try:
                 self._context.post(
                     "write_notify",
                     rank,
@@ -162,9 +207,15 @@ class Mail:
                     (self._segment, at, rank, self._segment, there, HEAD.size + size, number, 1),
                     entries=2,
                 )
-                left -= size
-                if not left:
-                    return True
+            except GaspiError:
+                self._add_slot(rank, slot)
+                raise
+            self._sent[rank] += 1
+            sent += size
+            if sent == total:
+                return True
+            if deadline is not None:
+                deadline = max(deadline, time.monotonic() + _GRACE)
 
     def take(
         self, rank: int, key: int, deadline: float | None, check: Callable[[], None] = lambda: None
@@ -177,7 +228,7 @@ class Mail:
         with self._changed:
             while not inbox:
                 self._wait(deadline, lambda: bool(inbox), check, rank)
-                if not inbox and deadline is not None and time.monotonic() >= deadline:
+                if not inbox and _is_over(deadline):
                     return None
             return inbox.popleft()
 
@@ -189,20 +240,36 @@ class Mail:
                 for rank, inbox in enumerate(inboxes):
                     if inbox:
                         return rank, inbox.popleft()
-                if deadline is not None and time.monotonic() >= deadline:
+                if _is_over(deadline):
                     return None
                 self._wait(deadline, lambda: any(inboxes), lambda: None, None)
 
     def poll(self, rank: int, key: int) -> bytearray | None:
         """The next message of `rank` if it is there."""
         with self._changed:
-            inbox = self._inboxes[rank, key]
+            inbox = self._inboxes.get((rank, key))
             return inbox.popleft() if inbox else None
 
     def waiting(self, rank: int, key: int) -> int:
         """How many messages of `rank` are there."""
         with self._changed:
-            return len(self._inboxes[rank, key])
+            return len(self._inboxes.get((rank, key), ()))
+
+    def wait_for(
+        self,
+        rank: int,
+        key: int,
+        deadline: float | None,
+        ready: Callable[[], bool],
+        check: Callable[[], None],
+    ) -> None:
+        """Wait for a while, until a message of `rank` is there, or `ready` after somebody has called `wake`.
+
+        Raises PeerLost, and what `check` raises.
+        """
+        with self._changed:
+            if not self._inboxes.get((rank, key)) and not ready():
+                self._wait(deadline, lambda: bool(self._inboxes.get((rank, key))) or ready(), check, rank)
 
     def wake(self) -> None:
         """Let those who wait call their `check`."""
@@ -210,12 +277,17 @@ class Mail:
             self._wakes += 1
             self._changed.notify_all()
 
-    def forget(self, keys: set[int]) -> None:
-        """Drop what has come for keys that nobody will ask for."""
+    def forget(self, group_key: int) -> None:
+        """Drop soon what has come for a group that has ended. Takes no lock."""
+        self._forgotten.append(group_key)
+
+    def _drop_forgotten(self) -> None:
         with self._changed:
-            for rank, key in list(self._inboxes):
-                if key in keys:
-                    del self._inboxes[rank, key]
+            while self._forgotten:
+                first = self._forgotten.popleft()
+                for rank, key in list(self._inboxes):
+                    if (key - first) % 2**64 < KEYS_OF_GROUP:
+                        del self._inboxes[rank, key]
 
     def _wait(
         self,
@@ -228,8 +300,7 @@ class Mail:
         check()
         if self._closed:
             raise PeerLost("This rank has left the run.", "Start the run again.")
-        left = SLICE / 1000 if deadline is None else min(SLICE / 1000, deadline - time.monotonic())
-        wakes = self._wakes
+        left, wakes = _left(deadline), self._wakes
         if left <= 0 or self._changed.wait_for(lambda: ready() or wakes != self._wakes, left) or rank is None:
             return
         # Nothing came for a while: see whether the other still runs.
@@ -237,18 +308,25 @@ class Mail:
             check()  # what it reported before it left
             self._context.throw_if_lost(rank, "a message")
 
-    def _take_slot(self, rank: int, deadline: float | None) -> int | None:
+    def _take_slot(self, rank: int, deadline: float | None, check: Callable[[], None]) -> int | None:
         free = self._free[rank]
         with self._changed:
             while not free:
-                self._wait(deadline, lambda: bool(free), lambda: None, rank)
-                if not free and deadline is not None and time.monotonic() >= deadline:
+                self._wait(deadline, lambda: bool(free), check, rank)
+                if not free and _is_over(deadline):
                     return None
             return free.pop()
+
+    def _add_slot(self, rank: int, slot: int) -> None:
+        with self._changed:
+            self._free[rank].add(slot)
+            self._changed.notify_all()
 
     def _work(self) -> None:
         quiet = 0  # looks without a notification
         while not self._closed:
+            if self._forgotten:
+                self._drop_forgotten()
             try:
                 wait = _WAIT_MS if quiet < _WAITS else 0
                 found = self._context.waitsome(self._segment, 0, 2 * self._windows, wait)
@@ -262,9 +340,7 @@ class Mail:
                     continue
                 sender, slot = divmod(found % self._windows, SLOTS)
                 if found >= self._windows:
-                    with self._changed:
-                        self._free[sender].add(slot)
-                        self._changed.notify_all()
+                    self._add_slot(sender, slot)
                 else:
                     self._take_frame(sender, slot, found)
             except GaspiError:
@@ -274,18 +350,20 @@ class Mail:
 
     def _take_frame(self, sender: int, slot: int, number: int) -> None:
         at = number * self._frame
-        frame, key, total, size = HEAD.unpack_from(self._memory, at)
+        frame, key, total, begin, size = HEAD.unpack_from(self._memory, at)
         content = bytes(self._memory[at + HEAD.size : at + HEAD.size + size])
-        self._early[sender, frame] = struct.pack("<QQ", key, total) + content
+        self._early[sender, frame] = _OF_MESSAGE.pack(key, total, begin) + content
         while (ready := self._early.pop((sender, self._expected[sender]), None)) is not None:
             self._expected[sender] += 1
-            key, total = struct.unpack_from("<QQ", ready)
-            partial = self._partial[sender] or (key, total, bytearray())
-            partial[2].extend(memoryview(ready)[16:])
-            self._partial[sender] = partial
-            if len(partial[2]) == partial[1]:
-                self._partial[sender] = None
-                self._deliver(sender, partial[0], partial[2])
+            key, total, begin = _OF_MESSAGE.unpack_from(ready)
+            message = self._partial[sender]
+            if not begin or message is None:
+                message = bytearray()
+            message.extend(memoryview(ready)[_OF_MESSAGE.size :])
+            over = len(message) == total
+            self._partial[sender] = None if over else message
+            if over:
+                self._deliver(sender, key, message)
         # Last: who has sent it may leave then, and what it has sent is to be here before it is missed.
         with contextlib.suppress(GaspiError):  # of one that is gone
             credit = self._windows + self._context.rank * SLOTS + slot
@@ -298,3 +376,12 @@ class Mail:
         with self._changed:
             self._inboxes[sender, key].append(message)
             self._changed.notify_all()
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
+
+
+def _left(deadline: float | None) -> float:
+    """Seconds until a waiting thread looks around, or until the time is over."""
+    return SLICE / 1000 if deadline is None else min(SLICE / 1000, deadline - time.monotonic())

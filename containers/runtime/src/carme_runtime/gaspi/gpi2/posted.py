@@ -3,7 +3,22 @@
 import contextlib
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
+
+
+class Progress:
+    """Whether a number still changes."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._since = 0.0
+
+    def is_over(self, number: int, seconds: float) -> bool:
+        """Whether it has been this number for so long."""
+        if number != self._number:
+            self._number, self._since = number, time.monotonic()
+        return time.monotonic() - self._since >= seconds
 
 
 class Posted:
@@ -41,19 +56,19 @@ class Posted:
             self._last = {rank: number for rank, number in self._last.items() if number > count}
             self._failing -= failing
 
-    def take_lost(self, states: Sequence[int]) -> list[int]:
-        """The lost ranks that were not reported yet; `states` by rank."""
+    def take_lost(self, states: Sequence[int]) -> int | None:
+        """A lost rank that was not reported yet, as it is reported now; `states` by rank."""
         with self._lock:
-            lost = sorted(rank for rank in self._last if states[rank])
-            for rank in lost:
-                del self._last[rank]
-            self._failing.update(lost)
+            lost = min((rank for rank in self._last if states[rank]), default=None)
+            if lost is not None:
+                del self._last[lost]
+                self._failing.add(lost)
             return lost
 
-    def fails(self) -> bool:
-        """Whether an error may be one of a lost rank that was reported."""
+    def failing(self) -> int | None:
+        """A lost rank that was reported, and that may be the one whose error comes or whose end does not."""
         with self._lock:
-            return bool(self._failing)
+            return min(self._failing, default=None)
 
     def keep_error(self, code: int) -> None:
         """An error that was found while room was made, for who waits for the queue."""
