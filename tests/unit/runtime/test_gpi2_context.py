@@ -182,19 +182,6 @@ def test_what_a_lost_rank_never_ends_is_not_waited_for_without_end(
     assert rank.wait(0, -1) and not functions.codes["wait"]
 
 
-def test_after_a_failed_atomic_operation_gpi2_is_not_called_for_others(
-    rank: Gpi2Context, functions: Functions
-):
-    rank.segment_alloc(0, 8)
-    functions.sizes = 8
-    functions.codes["atomic_fetch_add"] = [FAILED]
-    with pytest.raises(PeerLost, match="Rank 1 was lost during an atomic operation"):
-        rank.fetch_add(1, 0, 0, 1, -1)
-    with pytest.raises(GaspiError, match="ends no atomic operation any more"):
-        rank.compare_swap(2, 0, 0, 1, 1, -1)
-    assert functions.called.count("atomic_compare_swap") == 0
-
-
 def test_a_child_process_does_not_leave_the_run(rank: Gpi2Context, functions: Functions):
     """It has a copy of the context, whose threads are with its parent alone."""
     child = os.fork()

@@ -60,7 +60,6 @@ class Gpi2Context:
         self._lock = threading.Lock()
         self._segment_lock = threading.Lock()
         self._closed = False
-        self._failed: set[str] = set()  # functions that have failed because of a lost rank
         self._process = os.getpid()
         self._health: Health | None = None
         self.mail = Mail(self, self._segments, self._queues, timeout)
