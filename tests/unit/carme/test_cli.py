@@ -105,7 +105,7 @@ async def test_a_template_starts_a_script_over_the_nodes_of_its_job(
     assert request["command"] == ["carme-run", "--backend", "mpi", "--", "./simulate", "-n", "1"]
     # A site that has an image of the framework's name means it for that.
     for name in ("dask.sif", "dask.json"):
-        (Path(site.settings.images.directory) / name).write_text("{}")
+        (Path(site.settings.images.directory) / name).write_text('{"title": "Dask"}')
     before = set(jobs.iterdir())
     assert await carme("submit", "--template", "dask", str(script)) == 0
     assert await carme("submit", "--template", "dask", "--image", "torch", str(script)) == 0

@@ -60,7 +60,7 @@ class Stored:
         import numpy as np
 
         values = np.empty(self._shape, self._kind)
-        rest, place = memoryview(values.reshape(-1)).cast("B"), number * values.nbytes
+        rest, place = values.reshape(-1).data.cast("B"), number * values.nbytes
         while rest:
             count = os.preadv(self._file.fileno(), [rest], place)
             if not count:
