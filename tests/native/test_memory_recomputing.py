@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import carme_runtime
+from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core import Plan, budget, leave_recomputation
 from carme_runtime.out_of_core.called_models import CalledModels
 from carme_runtime.out_of_core.recomputing import Recomputing, _Group
@@ -118,6 +119,22 @@ def test_with_a_fast_disk_nothing_is_computed_again(tmp_path: Path, monkeypatch:
     _, plan = limited(tmp_path, recompute=True)
     assert plan.recomputed.groups == 0
     assert plan.recomputed.reason.startswith("moving what layers leave") and "No forward pass" in str(plan)
+
+
+def test_a_planner_that_fails_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("pop from an empty deque")
+
+    monkeypatch.setattr(budget, "measured_rates", lambda _: (SLOW, SLOW))
+    monkeypatch.setattr(Trace, "traffic", fail)
+    alone, reported = losses(*made()), list[Any]()
+    with carme_runtime.memory(limit(60), tmp_path) as limited_budget:
+        limited_budget.recompute_called(reported.append)
+        assert losses(*made()) == alone
+        with pytest.raises(CarmeRuntimeError, match="could not be planned: IndexError"):
+            limited_budget.plan()
+    assert [each.groups for each in reported] == [0]
+    assert reported[0].reason == "what a step moves could not be found out"
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["a model", "two models"])

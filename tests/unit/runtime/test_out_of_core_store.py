@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from carme_runtime.out_of_core.blocks import Block, State, leaves_first
+from carme_runtime.out_of_core.blocks import Block, State, leaves_first, measured_rates
 from carme_runtime.out_of_core.spill import SpillFile
 from carme_runtime.out_of_core.steps import Steps
 from carme_runtime.out_of_core.store import Store
@@ -489,6 +489,14 @@ def test_what_a_step_hands_on_may_grow(program: Program, *, is_longer: bool) -> 
         assert [trace.sizes[label] for label in trace.made] == [size]
         assert all(trace.sizes[there] == trace.sizes[label] for label, there in trace.carried.items())
     assert program.steps.order is not None and program.steps.followed
+
+
+def test_the_disk_is_as_fast_as_at_the_beginning_until_a_transfer_is_counted(program: Program) -> None:
+    file = program.store.file
+    program.store.busy_seconds = 0.5  # of the first transfer, whose bytes are counted a moment later
+    assert measured_rates(program.store) == (file.read_rate, file.write_rate)
+    program.store.read = round(file.read_rate)
+    assert measured_rates(program.store) == pytest.approx((2 * file.read_rate, 2 * file.write_rate))
 
 
 def test_a_planner_that_fails_ends_no_training(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

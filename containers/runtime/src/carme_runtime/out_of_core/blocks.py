@@ -108,7 +108,8 @@ def measured_rates(store: Moved) -> tuple[float, float]:
     """
     file, busy = store.file, store.busy_seconds
     expected = store.read / file.read_rate + store.written / file.write_rate
-    faster = expected / busy if busy else 1.0
+    # The first transfer may have ended, and not be counted yet.
+    faster = expected / busy if busy and expected else 1.0
     return file.read_rate * faster, file.write_rate * faster
 
 

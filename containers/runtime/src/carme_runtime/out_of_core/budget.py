@@ -219,7 +219,7 @@ class Budget:
         """What a step costs, by the last step that was recorded.
 
         Raises:
-            CarmeRuntimeError: No step has ended yet.
+            CarmeRuntimeError: No step has ended yet, or it could not be planned.
         """
         operations = self._working()
         trace, store, limit = self._steps.trace, operations.store, operations.limit
@@ -236,6 +236,11 @@ class Budget:
             predicted = trace.traffic(room, write_rate, read_rate, max(store.capacity - room, 0))
         except DoesNotFit:
             raise limit.too_small(trace.least, "an operation") from None
+        except Exception as error:
+            raise CarmeRuntimeError(
+                f"What a step moves could not be planned: {type(error).__name__}: {error}.",
+                "Train without plan(): it is a prediction, on which no step depends.",
+            ) from error
         return Plan(
             limit=limit.size,
             least=limit.least(trace.least),

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from carme_runtime.logs import log
 from carme_runtime.out_of_core.plan import Recomputed
 from carme_runtime.out_of_core.trace import DoesNotFit, Trace
 from carme_runtime.out_of_core.watch import Operations, tensors_of
@@ -25,6 +26,7 @@ ON_GPU = "it is for the host's memory only"
 _FIRST = "the first two steps show what it would save"
 _NO_LAYERS = "the model has no layers in a row, in torch.nn.Sequential or torch.nn.ModuleList"
 _NOT_CHEAPER = "moving what layers leave for the backward pass takes no longer than computing it again"
+_UNKNOWN = "what a step moves could not be found out"
 _STEPS = 2  # the first one makes the optimizer's state
 
 
@@ -141,11 +143,21 @@ class Recomputing:
         self._steps += 1
         if self._steps == _STEPS:
             if trace is not None and self._groups:
-                moving = _moving_seconds(trace, room, write_rate, read_rate)
-                self._choose(trace, moving, 1 / read_rate + 1 / write_rate, room)
+                try:
+                    moving = _moving_seconds(trace, room, write_rate, read_rate)
+                    self._choose(trace, moving, 1 / read_rate + 1 / write_rate, room)
+                except Exception:  # whatever it is, training goes on as it was
+                    log.exception("No forward pass is computed again: %s.", _UNKNOWN)
+                    self._leave_as_it_was()
             self._report(self.found)
         for group in self._groups:
             group.passes.clear()
+
+    def _leave_as_it_was(self) -> None:
+        """Nothing is computed again, as before anything was chosen."""
+        for group in self._groups:
+            group.again = False
+        self.found = Recomputed(of=len(self._groups), reason=_UNKNOWN)
 
     def _choose(self, trace: Trace, moving: float, seconds_per_byte: float, room: int) -> None:
         """Take the groups that save most for what they cost, while the disk takes longer than computing.
