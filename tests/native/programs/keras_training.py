@@ -191,15 +191,43 @@ def masked():
     return model, model.fit(tokens, tokens % 4, BATCH, 2, 0, shuffle=False)
 
 
-def several():
+def with_several_outputs(**options):
     inputs = keras.Input((12,), name="one")
     hidden = keras.layers.Dense(8, activation="relu")(inputs)
     outputs = {"a": keras.layers.Dense(3, name="a")(hidden), "b": keras.layers.Dense(1, name="b")(hidden)}
     model = wrap(keras.Model({"one": inputs}, outputs))
-    model.compile("sgd", {"a": "mse", "b": "mae"}, loss_weights={"a": 0.5, "b": 1.0}, metrics={"a": ["mae"]})
+    losses, weighting = {"a": "mse", "b": "mae"}, {"a": 0.5, "b": 1.0}
+    model.compile("sgd", losses, loss_weights=weighting, metrics={"a": ["mae"]}, **options)
+    return model
+
+
+def several():
+    model = with_several_outputs()
     history = model.fit({"one": x}, {"a": y, "b": weights[:, None]}, BATCH, 2, 0, shuffle=False)
     predictions = model.predict({"one": x}, BATCH, verbose=0)
     return model, history, [predictions["a"].tolist(), predictions["b"].tolist()]
+
+
+class Uneven(keras.utils.PyDataset):
+    """Two targets in batches of several sizes, so that shares of ranks have several sizes."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        part = slice(*((0, 9), (9, 16), (16, 21), (21, SAMPLES))[index])
+        return {"one": x[part]}, {"a": y[part], "b": weights[part, None]}
+
+
+def several_sizes():
+    model = with_several_outputs()
+    history = model.fit(Uneven(), epochs=2, validation_data=Uneven(), shuffle=False, verbose=0)
+    return model, history, model.evaluate(Uneven(), verbose=0)
+
+
+def several_eagerly():
+    model = with_several_outputs(run_eagerly=True)
+    return model, model.fit(Uneven(), epochs=2, shuffle=False, verbose=0)
 
 
 def own_step():
@@ -239,6 +267,8 @@ for kind in (
     weighted_mean,
     masked,
     several,
+    several_sizes,
+    several_eagerly,
     own_step,
     frozen_then_not,
     on_batch,

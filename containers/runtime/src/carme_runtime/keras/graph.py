@@ -154,7 +154,7 @@ class GraphSteps(Steps):
 
     def _counted(self, step: Callable[[Any], Any], data: Any, training: bool) -> dict[str, Any]:
         if self._world.size == 1:
-            return step(data)
+            return self._counted_alone(step, data)
         tf, model = self._tf, self._model
         self._share_losses()
         variables = model.metrics_variables
@@ -163,7 +163,7 @@ class GraphSteps(Steps):
         with reducing(self._sums.reduced):
             logs = step(data)
         if variables:
-            own = self._counting(variables)
+            own = self._counting(self._by_share(variables, self._of_total[0] / self._of_total[1]))
             if self.wants_local_logs:
                 self._keep(own, "" if training else VALIDATION)
             whole = self._sums.sum(own, "metrics")
@@ -192,6 +192,42 @@ class GraphSteps(Steps):
         tf = self._tf
         flat = tf.concat([tf.reshape(tf.cast(value, "float64"), [-1]) for value in values], 0)
         return tf.where(self._of_total[0] > 0, flat, 0.0)
+
+    def _counted_alone(self, step: Callable[[Any], Any], data: Any) -> dict[str, Any]:
+        """The same on one rank, where only the losses of several outputs do not count as they should."""
+        tf, model = self._tf, self._model
+        metrics = [] if model._compile_loss is None else model._compile_loss.metrics
+        if model.run_eagerly or not metrics:
+            return step(data)
+        variables = [v for metric in metrics for v in metric.variables]
+        before = [tf.identity(v.value) for v in variables]
+        for metric in metrics:
+            metric.reset_state()
+        logs = step(data)
+        one = tf.ones((), "float64")
+        for v, earlier, own in zip(variables, before, self._by_share(variables, one), strict=True):
+            v.assign(earlier + tf.cast(own, v.dtype))
+        return logs | {name: value for name, value in model.get_metrics_result().items() if name in logs}
+
+    def _by_share(self, variables: list[Any], part: Any) -> list[Any]:
+        """Values of metrics; of the losses of several outputs each step counts as this part of a batch.
+
+        Keras counts them by samples where a graph knows how many these are, and else each step as one. A
+        graph knows the samples of the first batch only, which are others on each rank. So all count as in
+        Keras' graphs of data sets, by batches. Where no graph is made, Keras counts by samples.
+        """
+        tf, compiled = self._tf, self._model._compile_loss
+        if self._model.run_eagerly or compiled is None:
+            return variables
+        counts = {id(v): metric.count for metric in compiled.metrics for v in metric.variables}
+        values: list[Any] = []
+        for v in variables:
+            if id(v) in counts:
+                both = (tf.cast(each.value, "float64") for each in (v, counts[id(v)]))
+                values.append(part * tf.math.divide_no_nan(*both))
+            else:
+                values.append(v)
+        return values
 
     def _factor(self, kind: int, weight: Any, value: Any) -> Any:
         """See `GlobalLoss`, for the step that runs."""
