@@ -209,7 +209,7 @@ def several():
 
 
 class Uneven(keras.utils.PyDataset):
-    """Two targets in batches of several sizes, of which ranks have several shares."""
+    """Two targets in batches of several sizes, so that shares of ranks have several sizes."""
 
     def __len__(self):
         return 4

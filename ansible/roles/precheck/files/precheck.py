@@ -120,7 +120,7 @@ def local_accounts(wanted):
 def users(wanted):
     """Where the site itself makes accounts, each host must know all users."""
     unknown = [
-        user["name"] for user in wanted["users"] if _known(pwd.getpwnam, user["name"], "pw_uid") is None
+        user["name"] for user in wanted["users"] if _look_up(pwd.getpwnam, user["name"], "pw_uid") is None
     ]
     if unknown:
         raise Problem(

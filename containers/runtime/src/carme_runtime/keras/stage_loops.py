@@ -61,9 +61,9 @@ class LoopingSteps(PipelineSteps):
     def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
         """Let an optimizer step: see `optimizer.Stages`."""
         names = {id(v): name for name, v in self._graph.variables.items()}
-        if strangers := [v for v in variables if id(v) not in names]:
+        if others := [v for v in variables if id(v) not in names]:
             raise InvalidCall(
-                f"The optimizer trains {strangers[0].path} beside the layers of a model in stages.",
+                f"The optimizer trains {others[0].path} beside the layers of a model in stages.",
                 "Give it the model's trainable_variables only, or train with ParallelStrategy.DATA.",
             )
         if self._slots is not None and self._slots.optimizer is not optimizer:

@@ -53,7 +53,7 @@ class TensorFlowPipelineSteps(LoopingSteps):
         self._forget_functions()
 
     def _note_compilation(self) -> None:
-        """How the model runs by itself, where it has been compiled since this was looked at."""
+        """How the model runs by itself, where it has been compiled since then."""
         tracker = self._model._loss_tracker
         if self._compiled_as is None or tracker is not self._compiled_as[0]:
             self._compiled_as, self._was_eager = (tracker,), self._model.run_eagerly

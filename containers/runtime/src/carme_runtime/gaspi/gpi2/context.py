@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from carme_runtime.collectives.errors import GaspiError, InvalidCall, PeerLost, Timeout
+from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
 from carme_runtime.gaspi.gpi2.group import Gpi2Group, Gpi2Plan
 from carme_runtime.gaspi.gpi2.group_registry import GroupRegistry
 from carme_runtime.gaspi.gpi2.health import Health
@@ -413,7 +413,6 @@ class Gpi2Context:
                 return True
             if code < 0 and rank is not None:
                 self._lost[rank] = True
-                self._failed.add(function)
             states = self.state_vector() if rank is None else [not self.ping(rank)]
             if any(states):
                 self.throw_if_lost(states.index(True) if rank is None else rank, doing)
@@ -430,11 +429,6 @@ class Gpi2Context:
             raise InvalidCall(
                 f"Offset {offset} of segment {segment} of rank {rank} is no place for 8 bytes.",
                 "Give a multiple of 8 within the segment.",
-            )
-        if self._failed & {"atomic_fetch_add", "atomic_compare_swap"}:  # it would wait for that one's end
-            raise GaspiError(
-                "GPI-2 ends no atomic operation any more after one to a lost rank has failed.",
-                "Start the run again, or do without them.",
             )
         old = ctypes.c_ulong(0)
         arguments = (segment, offset, rank, *values, ctypes.byref(old))
