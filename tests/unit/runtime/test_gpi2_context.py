@@ -24,15 +24,12 @@ class Functions:
         self.codes: dict[str, list[int]] = {}
         self.during: Callable[[str], None] = lambda function: None
         self.called: list[str] = []
-        self.sizes = 0  # of all segments
 
     def raw(self, function: str, *arguments: Any) -> int:
         self.called.append(function)
         self.during(function)
         if function == "state_vec_get":
             arguments[0][:] = [0] * len(arguments[0])
-        elif function == "segment_size":
-            arguments[2]._obj.value = self.sizes
         codes = self.codes.get(function)
         return codes.pop(0) if codes else SUCCESS
 
