@@ -253,8 +253,8 @@ def test_a_home_that_cannot_be_written_is_refused_and_ends_what_waited(demo: Dem
     try:
         over = ended(demo, "e9", lambda ending: "log says" not in ending.sentence)
         assert over.ending is Ending.HOME_NOT_WRITABLE
-        assert "home directory cannot be written on node n" in over.sentence
-        with pytest.raises(Refused, match=r"/home/user1: .*See that your home directory"):
+        assert "home directory is not writable on node n" in over.sentence
+        with pytest.raises(Refused, match=r"/home/user1: .*Check that your home directory"):
             start(demo, "e10")
     finally:
         demo.run("head", "chmod", "0700", "/home/user1")

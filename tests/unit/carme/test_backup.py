@@ -418,4 +418,4 @@ def test_a_mark_that_cannot_be_lifted_is_explained(
     monkeypatch.setattr(append_only.fcntl, "ioctl", refuse)
     with pytest.raises(CarmeError) as caught:
         restore(backup, key)
-    assert "audit.jsonl may be added to only" in str(caught.value) and "chattr -a" in str(caught.value)
+    assert "audit.jsonl is append-only" in str(caught.value) and "chattr -a" in str(caught.value)

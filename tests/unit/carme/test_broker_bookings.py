@@ -203,7 +203,7 @@ async def test_slurms_refusal_is_reported_in_plain_words(portal: Any) -> None:
         (
             "sbatch: error: Batch job submission failed: Access denied to requested reservation",
             "reservation",
-            "among",
+            "You may not use this booking",
         ),
         ("allocation failure: Requested reservation is invalid", "reservation", "no such booking"),
     ],

@@ -88,7 +88,7 @@ def test_nothing_but_state_is_written(site: Path, name: str) -> None:
         archive.addfile(tarfile.TarInfo(name))
         archive.addfile(tarfile.TarInfo(state.END))
     stream.seek(0)
-    with pytest.raises(CarmeError, match=r"which is not a state|which none of ours"):
+    with pytest.raises(CarmeError, match=r"which is not a state|which no backup of Carme"):
         state.receive(load(site), site, stream)
 
 

@@ -112,7 +112,7 @@ def job(state: JobState, kind: str = "session", **values: Any) -> Job:
             {"state": JobState.FAILED, "exit_code": Exit.HOME_NOT_WRITABLE},
             False,
             Ending.HOME_NOT_WRITABLE,
-            ["cannot be written on node n1"],
+            ["is not writable on node n1"],
         ),
         (
             {"state": JobState.FAILED, "exit_code": Exit.NO_APPTAINER},
@@ -246,7 +246,7 @@ async def test_the_peak_may_come_late(site: Any) -> None:
     job = {"JobIDRaw": 7, "UID": 1000, "User": "ada", "State": "OUT_OF_MEMORY", "ExitCode": "0:125"}
     site.slurm.account(job)
     site.slurm.jobs = [OURS | {"T": "OUT_OF_MEMORY"}]
-    assert "peak" not in await explained(site, "ran out of memory", "more than the 100 MiB")
+    assert "peak" not in await explained(site, "ran out of memory", "more than its limit of 100 MiB")
     site.slurm.account(job, {"JobIDRaw": "7.batch", "State": "OUT_OF_MEMORY", "MaxRSS": "101844K"})
     await explained(site, "its peak was 99 MiB and its limit is 100 MiB")
 

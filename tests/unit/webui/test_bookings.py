@@ -161,7 +161,7 @@ def test_what_was_given_back_is_credited(browser: Browser, alice: User, broker: 
     assert book(browser).status_code == 302
     answer = book(browser, hour=15, length="30m")
     assert "costs 2 GPU-hours, but you have only" in answer.content.decode()
-    assert "you have 0 left" in answer.content.decode()
+    assert "you have only 0 left" in answer.content.decode()
 
 
 def test_slurms_refusal_leaves_no_booking(browser: Browser, broker: FakeBroker, rules) -> None:

@@ -122,7 +122,7 @@ def test_a_quota_that_is_used_up(tmp_path: Path, device: Path, engine: str, size
     faulty = {**os.environ, "LD_PRELOAD": str(device), "FAULT": "quota", "FAULT_FILE": end}
     reported = carme_data(*arguments, env=faulty)
     assert reported.returncode == 1 and "Traceback" not in reported.stderr
-    assert "your quota is used up. See to that, then run the same command again" in reported.stderr
+    assert "your quota is used up. Fix that, then run the same command again" in reported.stderr
     assert not (target / "bad").exists() and (target / "good").read_bytes() == b"good"
     assert carme_data(*arguments).returncode == 0
     assert walk(target) == walk(source)
