@@ -273,7 +273,7 @@ class NewsIn(Body):
     text: schemas.Text = Field(default="", max_length=4000)
     until: date | None = Field(default=None, description="the last day on the dashboard")
 
-    _in_known_years = field_validator("until")(ChangeSearch._near.__func__)  # type: ignore[attr-defined]
+    _in_known_years = field_validator("until")(ChangeSearch._in_known_years.__func__)  # type: ignore[attr-defined]
 
 
 class MaintenanceIn(Body):

@@ -10,7 +10,7 @@ from carme.errors import BrokerTimeout, BrokerUnavailable, CarmeError
 from carme.files.client import Entry, Files
 from carme.scaling import MOST_BYTES, Curve, Prediction, read_curve, too_large
 from carme_webui.accounts.models import User
-from carme_webui.files.places import places_of, within
+from carme_webui.files.places import checked_path, places_of
 
 __all__ = ["Probe", "curve_of", "is_named_like_result", "probe_files"]
 
@@ -55,7 +55,7 @@ def curve_of(path: str, user: User, broker: BrokerClient) -> Curve:
     files = Files(broker, user.username)
     try:
         places = places_of(files)
-        whole = within(path if path.startswith("/") else f"{places[0].path.rstrip('/')}/{path}", places)
+        whole = checked_path(path if path.startswith("/") else f"{places[0].path.rstrip('/')}/{path}", places)
         with files.read(whole) as part:
             if part.size > MOST_BYTES:
                 raise too_large(whole)
