@@ -7,6 +7,7 @@ that only type checkers see are counted by themselves. `tests/unit/test_figures.
 
 import argparse
 import ast
+import functools
 import json
 import sys
 from collections.abc import Iterator
@@ -65,11 +66,18 @@ def imports(
 def _running(node: ast.AST, with_types: bool) -> Iterator[ast.AST]:
     """All statements below a node, but what only type checkers see, unless `with_types`."""
     for child in _statements(node):
-        if not with_types and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        if not with_types and isinstance(child, ast.If) and _is_for_checkers(child.test):
             yield from (found for other in child.orelse for found in _running(ast.Module([other], []), False))
         else:
             yield child
             yield from _running(child, with_types)
+
+
+def _is_for_checkers(test: ast.expr) -> bool:
+    """Whether a condition names TYPE_CHECKING, in a module or by itself."""
+    return any(
+        "TYPE_CHECKING" in (getattr(part, "id", ""), getattr(part, "attr", "")) for part in ast.walk(test)
+    )
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -110,12 +118,24 @@ def layers(package: str = "carme") -> list[list[str]]:
 
 def _graph(files: dict[str, Path], *, with_types: bool = False) -> dict[str, set[str]]:
     """The modules among these that each of them imports."""
-    known = set(files)
-    found = {}
-    for name, file in files.items():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        found[name] = imports(tree, name, file.name == "__init__.py", known, with_types=with_types)
-    return found
+    sources = ((name, file.name == "__init__.py", file.read_text("utf-8")) for name, file in files.items())
+    return _graphs(tuple(sources))[with_types]
+
+
+@functools.lru_cache(maxsize=1)
+def _graphs(sources: tuple[tuple[str, bool, str], ...]) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Both graphs of modules, each given by its name, whether it is a package, and its source.
+
+    To parse all of them takes most of the time.
+    """
+    known = {name for name, _, _ in sources}
+    without: dict[str, set[str]] = {}
+    with_types: dict[str, set[str]] = {}
+    for name, is_package, source in sources:
+        tree = ast.parse(source)
+        without[name] = imports(tree, name, is_package, known)
+        with_types[name] = imports(tree, name, is_package, known, with_types=True)
+    return without, with_types
 
 
 def _components(graph: dict[str, set[str]]) -> list[list[str]]:
