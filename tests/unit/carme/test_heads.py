@@ -22,7 +22,7 @@ from carme.errors import CarmeError
 from carme.heads import Holder, Lease, address, holding, main, promotion
 from carme.heads.names import own_name, require_two_heads
 from patience import HANG
-from real_postgresql import postgresql
+from real_postgresql import in_memory, is_installed, postgresql
 
 from .head_configuration import SOURCE, configured
 
@@ -47,10 +47,10 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    if not any(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
+    if not is_installed():
         pytest.skip("PostgreSQL is not installed")
     with (
-        tempfile.TemporaryDirectory(prefix="carme-heads-") as folder,
+        tempfile.TemporaryDirectory(prefix="carme-heads-", dir=in_memory()) as folder,
         postgresql(Path(folder), "fsync=off") as address,
     ):
         yield address

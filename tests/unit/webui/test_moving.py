@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from real_postgresql import is_installed, new_database, postgresql
+from real_postgresql import in_memory, is_installed, new_database, postgresql
 
 from .conftest import FOLDER
 
@@ -72,7 +72,7 @@ def server() -> Iterator[str]:
     if not is_installed():
         pytest.skip("PostgreSQL is not installed")
     with (
-        tempfile.TemporaryDirectory(prefix="carme-move-") as folder,
+        tempfile.TemporaryDirectory(prefix="carme-move-", dir=in_memory()) as folder,
         postgresql(Path(folder), "fsync=off") as address,
     ):
         yield address
