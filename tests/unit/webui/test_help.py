@@ -36,8 +36,16 @@ def test_all_guides_of_the_documentation_are_served(browser: Browser) -> None:
     assert browser.get("/help/nothing/").status_code == 404
 
 
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    """The help's pages that were opened, by their addresses: each guide has links to all others."""
+    return {}
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in DOCUMENTATION.glob("*.md")))
-def test_a_guide_has_its_headings_pictures_and_links_here(browser: Browser, name: str) -> None:
+def test_a_guide_has_its_headings_pictures_and_links_here(
+    browser: Browser, pages: dict[str, str], name: str
+) -> None:
     page = soup(browser, f"/help/{name}/")
     source = (DOCUMENTATION / f"{name}.md").read_text()
     outside = re.sub(r"^(```|~~~).*?^\1", "", source, flags=re.S | re.M)
@@ -46,18 +54,17 @@ def test_a_guide_has_its_headings_pictures_and_links_here(browser: Browser, name
     titles = [re.sub("`", "", title) for title in re.findall(r"^## (.+)$", outside, flags=re.M)]
     assert [one.text for one in article("h2")] == titles
     anchors = {str(one["id"]) for one in page.select("[id]")}
-    others: dict[str, str] = {}  # by its address: many links lead to the same page
     for link in page.select(".guide a, .guide-menu a"):
         parts = urlsplit(str(link["href"]))
         assert not parts.scheme or parts.scheme in ("http", "https"), link
         if not parts.netloc and not parts.path:
             assert parts.fragment in anchors, link
         elif not parts.netloc and parts.path.startswith("/help/"):
-            if parts.path not in others:
+            if parts.path not in pages:
                 answer = browser.get(parts.path)
                 assert answer.status_code == 200, link
-                others[parts.path] = text(answer)
-            assert not parts.fragment or f'id="{parts.fragment}"' in others[parts.path], link
+                pages[parts.path] = text(answer)
+            assert not parts.fragment or f'id="{parts.fragment}"' in pages[parts.path], link
     for picture in article("img"):
         assert re.match(r"/static/docs/[\w-]+\.[0-9a-f]{12}\.(png|svg)$", str(picture["src"])), picture
         assert browser.get(str(picture["src"])).status_code == 200 and picture["alt"]

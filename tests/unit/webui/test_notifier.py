@@ -7,6 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -322,15 +323,16 @@ def test_a_second_sync_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def syncing() -> Iterator[None]:
     """A running `carme-portal sync`, which leaves no connection to the tests' database behind."""
     sync = BrokerSync()
-    sync.start()
-    try:
-        yield
-    finally:
-        sync.stop()
-        sync.wait()
-        for thread in sync.threads:
-            thread.join(LONG)
-        connection.close()
+    with patch.object(broker_sync, "WAIT", 0.1):  # its end waits for the broker's answer
+        sync.start()
+        try:
+            yield
+        finally:
+            sync.stop()
+            sync.wait()
+            for thread in sync.threads:
+                thread.join(LONG)
+            connection.close()
 
 
 def until(holds) -> None:
