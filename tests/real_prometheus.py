@@ -15,6 +15,7 @@ import pytest
 from free_ports import free_port
 
 from carme_monitoring.certificates import make
+from patience import HANG
 
 __all__ = ["Prometheus", "prometheus_with"]
 
@@ -72,4 +73,4 @@ def prometheus_with(samples: str, folder: Path, rules: str = "groups: []") -> It
         yield Prometheus(f"https://127.0.0.1:{port}", folder / "tls/reader")
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(HANG)
