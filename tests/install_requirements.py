@@ -43,7 +43,9 @@ def requirements(parts: list[str]) -> list[str]:
 
 def install(parts: list[str], constrained: bool) -> int:
     """Install the requirements of these parts, or of all and of the tests; the exit code of pip."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", *requirements(parts)]
+    # Python compiles what is imported, at its first import: most of these packages' files never are.
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile"]
+    command = [*pip, *requirements(parts)]
     command += [] if parts else ["--requirement", str(ROOT / "tests/requirements.txt")]
     return subprocess.call([*command, "--constraint", str(CONSTRAINTS)] if constrained else command)
 
