@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import carme_spawner.schemas  # noqa: F401  # isort: skip  before JupyterHub
 from jupyterhub import orm
 from jupyterhub.app import JupyterHub
 from jupyterhub.httpclient import JupyterHubHTTPClient

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import carme_spawner.schemas  # noqa: F401  # isort: skip  before JupyterHub
 import aiohttp
 from aiohttp import web
 from jupyterhub.apihandlers import default_handlers

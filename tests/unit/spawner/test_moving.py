@@ -1,6 +1,7 @@
 """The hub's database moves from a file of SQLite to a real PostgreSQL server, all of it or nothing."""
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -76,7 +77,7 @@ def configure(file: Path, address: str) -> None:
 def move(site: Path, target: str) -> "subprocess.CompletedProcess[str]":
     """Call the program in a process of its own, as a user does."""
     command = [sys.executable, "-m", "carme_spawner.hub", "--config", str(site), "--move-database", target]
-    known = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    known = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONPROFILEIMPORTTIME": "1"}
     return subprocess.run(command, env=os.environ | known, capture_output=True, text=True, check=False)
 
 
@@ -107,6 +108,8 @@ def test_the_hub_finds_its_users_servers_and_tokens(site: Path, target: str, ref
     done = move(site, target)
     assert done.returncode == 0, done.stderr
     assert f"Set carme_hub_database to {target} and run site.yml." in done.stdout
+    assert re.search(r"\| +jsonschema$", done.stderr, re.MULTILINE), "what a start imports is listed"
+    assert "rfc3987_syntax.syntax_helpers" not in done.stderr, "to compile that takes a second"
     # As the hub itself opens it: it looks at the version of the tables first.
     with orm.new_session_factory(with_driver(target))() as database:
         users = {user.name: user for user in database.query(MODELS.User)}
