@@ -51,7 +51,7 @@ def test_strategy_may_be_left_open(launcher):
     run(launcher, "keras_stages", [0, 0], "skips", "ALL")
 
 
-@pytest.mark.parametrize("what", ["files", "callbacks", "deferred", "mistakes"])
+@pytest.mark.parametrize("what", ["files", "callbacks", "deferred", "taken_over", "mistakes"])
 def test_scripts(launcher, tmp_path, what):
     run(launcher, "keras_stages_scripts", [0, 0], what, str(tmp_path))
 
@@ -76,7 +76,7 @@ def test_replicas_on_tensorflow_train_as_keras_alone_does(launcher, on_tensorflo
     assert "2 stages x 2 replicas, 2 micro-batches" in ranks.outputs[0]
 
 
-@pytest.mark.parametrize("what", ["files", "callbacks", "mistakes"])
+@pytest.mark.parametrize("what", ["files", "callbacks", "taken_over", "mistakes"])
 def test_scripts_on_tensorflow(launcher, on_tensorflow, tmp_path, what):
     run(launcher, "keras_stages_scripts", [0, 0], what, str(tmp_path))
 
@@ -92,6 +92,13 @@ def test_masks_states_and_added_losses_cross_cuts(launcher, monkeypatch, backend
 
 def test_masks_and_states_that_cannot_be_are_refused(launcher):
     run(launcher, "keras_stages_masks", [0, 0], "refused")
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+@pytest.mark.parametrize(("group", "ranks"), [("steps", 2), ("loops", 2), ("replicas", 4), ("refused", 2)])
+def test_loops_and_steps_of_a_models_own_train_all_stages(launcher, monkeypatch, backend, group, ranks):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    run(launcher, "keras_stages_loops", [0] * ranks, group)
 
 
 @pytest.mark.timeout(10 * HANG)

@@ -136,6 +136,28 @@ def on_tensorflow_alone():
         whole.compile("sgd", "mse", run_eagerly=eager)
         train(whole)
         assert whole.run_eagerly is eager
+        inner = network()
+        inner.compile("sgd", "mse", run_eagerly=eager)
+        again = tnt.Model(tnt.Model(inner, parallel_strategy=ALL, stages=1), parallel_strategy=ALL, stages=1)
+        train(again)
+        assert again.run_eagerly is eager
+
+
+def taken_over():
+    """A model that is given to another tnt.Model has all weights, and runs as it was compiled."""
+    for eager in (False, True):
+        expected, ours = network(), compiled(stages=size)
+        for model in (expected, ours):
+            model.compile("sgd", "mse", run_eagerly=eager)
+            train(model)
+        for strategy in (tnt.ParallelStrategy.DATA, PIPELINING, PIPELINING, ALL):
+            ours = tnt.Model(ours, parallel_strategy=strategy)
+            close(ours.keras_model.get_weights(), expected.get_weights())
+            if strategy is tnt.ParallelStrategy.DATA:
+                assert ours.run_eagerly is eager
+            for model in (expected, ours):
+                train(model)
+            close(ours.get_weights(), expected.get_weights())
 
 
 def callbacks():
@@ -217,7 +239,7 @@ def mistakes():
     )
     ours = compiled()
     train(ours)
-    refused("cannot train a Keras model in stages", lambda: ours(x, training=True))
+    refused("its optimizer does not know that", lambda: ours(x, training=True))
     assert ours(x).shape == (40, 2)
 
 
@@ -273,5 +295,12 @@ def lost():
     raise AssertionError("rank 1 was not missed")
 
 
-actions = {"files": files, "callbacks": callbacks, "deferred": deferred, "lost": lost, "mistakes": mistakes}
+actions = {
+    "files": files,
+    "callbacks": callbacks,
+    "deferred": deferred,
+    "lost": lost,
+    "mistakes": mistakes,
+    "taken_over": taken_over,
+}
 actions[kind]()

@@ -61,6 +61,11 @@ def length(batch: Any) -> int:
     return int(_first(batch).shape[0])
 
 
+def mark_of(batch: Any) -> int:
+    """A number that shows whether ranks have the same batch: it depends on the first sample."""
+    return _mark(_first(batch)[0])
+
+
 def _first(batch: Any) -> Any:
     return next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
 
@@ -237,7 +242,7 @@ class Shares(DataAdapter):
 
 
 def _cut(batch: Any, rank: int, size: int, marked: bool) -> tuple[Any, Share]:
-    part = share(length(batch), rank, size, _mark(_first(batch)[0]) if marked else 0)
+    part = share(length(batch), rank, size, mark_of(batch) if marked else 0)
     return (batch if size == 1 else rows(batch, part)), part
 
 

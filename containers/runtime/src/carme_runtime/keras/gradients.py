@@ -36,6 +36,12 @@ class Gradients:
         self._parallel = Parallel(model, None, Options(start=STREAMED if arrivals else ""))
         return set() if arrivals else {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
+    def detach(self) -> None:
+        """Leave the parameters as they were before `attach`."""
+        if self._parallel:
+            self._parallel.detach()
+        self._parallel = None
+
     def expect(self, share: Share) -> None:
         """The next pass is over this share."""
         assert self._parallel is not None

@@ -135,13 +135,16 @@ class Model:
         """What the Keras model makes of the arguments, on this rank alone.
 
         Where a loop of the script's own begins to train the model, all ranks get rank 0's variables first.
+        A model in stages takes the whole batch on all ranks, which call it together.
         """
-        pipe = self._pipeline
-        if pipe is not None and pipe.pipe:
-            return pipe.call(arguments[0], keywords.get("training"))
-        if self._world.size > 1 and not self._steps.in_loop and loop().trains(keywords.get("training")):
-            if pipe is not None:
-                return pipe.call(arguments[0], True)
+        pipe, training = self._pipeline, keywords.get("training")
+        if pipe is not None and (pipe.pipe or loop().trains(training)):
+            if training:
+                pipe.check_loop()
+            self._decide(length(arguments[0]))
+            if self._pipeline is not None:
+                return self._pipeline.call(arguments[0], training)
+        if self._world.size > 1 and not self._steps.in_loop and loop().trains(training):
             self._steps.enter_loop(arguments, keywords)
         return self._model(*arguments, **keywords)
 
@@ -343,6 +346,19 @@ class Model:
         """Loss and metrics of a global batch, which all ranks give; see `keras.Model.test_on_batch`."""
         return self._on_batch(self._model.test_on_batch, x, y, sample_weight, False, keywords)
 
+    def predict_on_batch(self, x: Any) -> Any:
+        """What the model makes of a batch, on every rank; see `keras.Model.predict_on_batch`.
+
+        Where ranks have stages, all of them give the same batch. Else each rank works on its own.
+        """
+        if self._pipeline is not None:
+            total = length(x)
+            self._world.agree({"call": "predict_on_batch", "batch": total})
+            self._decide(total)
+        if self._pipeline is not None:
+            self._steps.build((x,))
+        return self._model.predict_on_batch(x)
+
     # -- files
 
     def save(
@@ -430,7 +446,7 @@ class Model:
         distribute: bool = True,
         training: bool = False,
     ) -> Shares:
-        size = self._world.parts if distribute else 1
+        size = self._world.replicas if distribute else 1
         for name, value in (("batch_size", batch_size), ("tnt_micro_batch_size", micro)):
             if value is not None and value < 1:
                 raise InvalidCall(f"{name} is {value}.", "Give at least 1.")

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.library import keras
@@ -35,6 +36,18 @@ def Optimizer(optimizer: Any) -> Any:
     return found
 
 
+class Stages(Protocol):
+    """A model in stages that a loop of the script's own, or its own training step, trains."""
+
+    def trains(self, variables: list[Any]) -> bool:
+        """Whether some of these are its variables."""
+        ...
+
+    def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+        """Let an optimizer step: gradients of other ranks' variables are None, the others are complete."""
+        ...
+
+
 class Loop:
     """What loops of a script's own have in common."""
 
@@ -42,6 +55,7 @@ class Loop:
         self._world = world
         self._sums = sums(world)
         self.expected = False  # there is an optimizer for them
+        self.stages: WeakSet[Stages] = WeakSet()  # models in stages that they train
         self._has_batch = False
         self.rest()
 
@@ -104,6 +118,9 @@ def apply(optimizer: Any, gradients: Any, trainable_variables: Any = None) -> No
         return
     variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
     variables = list(variables)
+    for stages in () if _reduce else list(loop().stages):
+        if stages.trains(variables):
+            return stages.apply(optimizer, gradients, variables)
     whole = _reduce(gradients, variables) if _reduce else loop().reduced(optimizer, gradients, variables)
     with reducing(as_they_are):  # an optimizer around another one calls that one's apply
         of_class(optimizer, whole, None if trainable_variables is None else variables)

@@ -65,7 +65,6 @@ class PipelineSteps(Steps):
         super().__init__(model, world)
         self._wanted = wanted
         self._graph = self._graph_of(model)
-        self._check_compute_loss()
         self._pipe: Any = None
         self._slots: Slots | None = None
         self.shows_weights = False
@@ -76,15 +75,6 @@ class PipelineSteps(Steps):
         world.stages = self.stages or 1
         model.predict_step = self._predict_step
         model._symbolic_build = self._symbolic_build  # `fit` calls it as well
-
-    def _check_compute_loss(self) -> None:
-        kind, usual = type(self._model), keras.Model
-        for name in ("compute_loss", "train_step", "test_step", "predict_step"):
-            if getattr(kind, name) is not getattr(usual, name):
-                raise InvalidCall(
-                    f"The model has a {name} of its own, which a pipeline does not call.",
-                    "Give the loss to compile(), or train with ParallelStrategy.DATA.",
-                )
 
     def _known_stages(self) -> int | None:
         """The number of stages where it does not depend on what is measured. Raises InvalidCall."""
@@ -197,6 +187,12 @@ class PipelineSteps(Steps):
         """Whether this rank is the first one of its replica that has a layer."""
         names = {id(v): name for name, v in self._graph.variables.items()}
         return self._pipe.owners(names[id(layer.variables[0])])[0] == self._pipe.stage
+
+    def give_up(self) -> None:
+        """See `Steps`."""
+        super().give_up()
+        self.leave()
+        vars(self._model).pop("_symbolic_build", None)
 
     def recompiled(self) -> None:
         """The model was compiled: other variables may be trained, by another optimizer."""
@@ -322,16 +318,6 @@ class PipelineSteps(Steps):
     def settle(self) -> None:
         """Replicas have equal moving averages after every step."""
 
-    def call(self, inputs: Any, training: Any) -> Any:
-        """What the model makes of inputs that all ranks of a pipeline give, in evaluation."""
-        if training:
-            raise InvalidCall(
-                "A loop of the script's own cannot train a Keras model in stages.",
-                "Use fit() or train_on_batch(), or write the model in PyTorch for "
-                "carme_runtime.torch.pipeline.",
-            )
-        return self._evaluated(inputs, None)[0]
-
     def _train_step(self, data: Any) -> dict[str, Any]:
         return self._counted(self._train_batch, data, training=True)
 
@@ -438,13 +424,9 @@ class PipelineSteps(Steps):
 
     # -- denominators of losses
 
-    def _entries(self) -> list[Any]:
-        """The losses of the compiled model, as Keras lists them."""
-        return getattr(self._model._compile_loss, "_flat_losses", None) or []
-
     def _share_losses(self) -> None:
         """Wrap the losses of the compiled model; micro-batches count by their samples, or by their masks."""
-        entries = self._entries()
+        entries = self._losses()
         for index, entry in enumerate(entries):
             plain = entry.loss.loss if isinstance(entry.loss, GlobalLoss) else entry.loss
             reduction = getattr(plain, "reduction", "sum_over_batch_size")
@@ -464,8 +446,8 @@ class PipelineSteps(Steps):
     @property
     def _weighs(self) -> bool:
         """Whether a loss is a mean over what masks let through."""
-        ignores = any(ignored_class(entry.loss) is not None for entry in self._entries())
-        return bool(self._entries() and (self._graph.carried.results or ignores))
+        ignores = any(ignored_class(entry.loss) is not None for entry in self._losses())
+        return bool(self._losses() and (self._graph.carried.results or ignores))
 
     def _count_before(self, inputs: Any, y: Any, weights: Any) -> None:
         """Count what a batch's losses are divided by, before its outputs are there. Raises InvalidCall."""
@@ -487,7 +469,7 @@ class PipelineSteps(Steps):
 
     def _count(self, y_pred: Any, y: Any, weights: Any) -> None:
         """Count what the losses are divided by, over all replicas, which call this together."""
-        counted = [entry.loss for entry in self._entries()]
+        counted = [entry.loss for entry in self._losses()]
         for loss in counted:
             loss.counting = True
         with self._unrecorded(), losses.explained(keras.tree.flatten(y_pred), keras.tree.flatten(y)):
@@ -513,9 +495,9 @@ class PipelineSteps(Steps):
 
     # -- the optimizer
 
-    def _prepare_optimizer(self) -> None:
-        """Let the optimizer keep nothing for other stages."""
-        optimizer = getattr(self._model, "optimizer", None)
+    def _prepare_optimizer(self, given: Any = None) -> None:
+        """Let the optimizer, which is the model's own or that of a loop, keep nothing for other stages."""
+        optimizer = given or getattr(self._model, "optimizer", None)
         if optimizer is None or (self._slots and self._slots.optimizer is optimizer):
             return
         trained = self._model.trainable_variables

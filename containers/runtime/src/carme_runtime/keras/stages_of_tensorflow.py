@@ -4,6 +4,7 @@ Keras' trainer runs these steps as they are, without a graph around them; each p
 of its own.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
@@ -14,43 +15,51 @@ from carme_runtime import strategies
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.keras.calls import Calls
+from carme_runtime.keras.data import Share
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.masks import Carried
 from carme_runtime.keras.optimizer import as_they_are, reducing
-from carme_runtime.keras.stages import PipelineSteps, Wanted
+from carme_runtime.keras.stage_loops import LoopingSteps
+from carme_runtime.keras.stages import Wanted
 from carme_runtime.keras.tensorflow_passes import sum_of_gradients
-from carme_runtime.keras.tensorflow_pipeline import TensorFlowPipeline, made_plan, request_of
+from carme_runtime.keras.tensorflow_pipeline import TensorFlowPipeline, made_plan, request_of, without_tapes
 from carme_runtime.keras.world import World
 
 
-class TensorFlowPipelineSteps(PipelineSteps):
+class TensorFlowPipelineSteps(LoopingSteps):
     """See `PipelineSteps`."""
 
     def __init__(self, model: Any, world: World, wanted: Wanted) -> None:
         self._tf: Any = import_module("tensorflow")
         super().__init__(model, world, wanted)
-        self._was_eager = model.run_eagerly
+        self._compiled_as: Any = None  # what Keras makes anew each time that a model is compiled
+        self._was_eager = False
         self._run_eagerly()
 
     def recompiled(self) -> None:
         """The model was compiled, which sets how it runs."""
         super().recompiled()
-        self._was_eager = self._model.run_eagerly
         self._run_eagerly()
 
     def build(self, data: Any) -> None:
-        """The model is built; it may have been given to another object of this kind meanwhile."""
+        """The model is built; it may have been compiled, or run by somebody else, meanwhile."""
         self._run_eagerly()
 
-    def decide(self, samples: int | None) -> bool:
-        """See `PipelineSteps`. Where each rank has the whole model, it runs as it was compiled."""
-        if super().decide(samples):
-            return True
+    def give_up(self) -> None:
+        """See `Steps`. It runs as it was compiled."""
+        super().give_up()
+        self._note_compilation()
         self._model.run_eagerly = self._was_eager
         self._forget_functions()
-        return False
+
+    def _note_compilation(self) -> None:
+        """How the model runs by itself, where it has been compiled since then."""
+        tracker = self._model._loss_tracker
+        if self._compiled_as is None or tracker is not self._compiled_as[0]:
+            self._compiled_as, self._was_eager = (tracker,), self._model.run_eagerly
 
     def _run_eagerly(self) -> None:
+        self._note_compilation()
         self._model.run_eagerly, self._model.jit_compile = True, False
         self._forget_functions()
 
@@ -67,7 +76,7 @@ class TensorFlowPipelineSteps(PipelineSteps):
         stages = self.stages or wanted.stages
         request = request_of(wanted, self._graph, len(example[0]), world, whole_batch, stages, state)
         try:
-            made = made_plan(self._graph, example, request, wanted.memory, world)
+            made = without_tapes(lambda: made_plan(self._graph, example, request, wanted.memory, world))
         except CarmeRuntimeError as error:
             if strategies.plans_only():
                 strategies.refuse_plan(error, world.rank)
@@ -145,20 +154,31 @@ class TensorFlowPipelineSteps(PipelineSteps):
             for name, more in zip(own, added_to, strict=True):
                 if more is not None:
                     gradients[name] = sum_of_gradients(gradients.get(name), more)
-        self._apply(gradients)
+        self._step(self._model.optimizer, gradients)
 
-    def _prepare_optimizer(self) -> None:
-        optimizer = getattr(self._model, "optimizer", None)
+    def check_loop(self) -> None:
+        """See `LoopingSteps`."""
+        super().check_loop()
+        if not self._tf.executing_eagerly():
+            raise InvalidCall(
+                "A loop calls a model in stages within tf.function, whose graph is on one rank.",
+                "Leave tf.function out: each stage is a graph of its own.",
+            )
+
+    def _trained(self, inputs: Sequence[Any], part: Share) -> list[Any]:
+        return self._pipe.call(inputs, part)
+
+    def _prepare_optimizer(self, given: Any = None) -> None:
+        optimizer = given or getattr(self._model, "optimizer", None)
         if optimizer is not None and optimizer.gradient_accumulation_steps:
             raise InvalidCall(
                 f"{type(optimizer).__name__} has gradient_accumulation_steps, which a pipeline cannot on "
                 "Keras' TensorFlow backend.",
                 "Leave it out and use larger batches in more micro-batches, or use the torch backend.",
             )
-        super()._prepare_optimizer()
+        super()._prepare_optimizer(given)
 
-    def _apply(self, gradients: dict[str, Any]) -> None:
-        optimizer = self._model.optimizer
+    def _step(self, optimizer: Any, gradients: dict[str, Any]) -> None:
         if optimizer.global_clipnorm:
             norm = self._pipe.norm(gradients)
             scale = min(1.0, optimizer.global_clipnorm / max(norm, 1e-30))

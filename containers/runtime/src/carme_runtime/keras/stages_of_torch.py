@@ -3,6 +3,7 @@
 # torch need not be installed where this is checked.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,15 +11,16 @@ import numpy as np
 import torch
 
 from carme_runtime import strategies
+from carme_runtime.keras.data import Share
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.masks import Carried
 from carme_runtime.keras.optimizer import as_they_are, reducing
-from carme_runtime.keras.stages import PipelineSteps
+from carme_runtime.keras.stage_loops import LoopingSteps
 from carme_runtime.keras.tracing import KerasGraph
 from carme_runtime.torch.pipelines import Pipeline, pipeline
 
 
-class TorchPipelineSteps(PipelineSteps):
+class TorchPipelineSteps(LoopingSteps):
     """See `PipelineSteps`."""
 
     def _graph_of(self, model: Any, carried: Carried | None = None) -> KerasGraph:
@@ -98,14 +100,25 @@ class TorchPipelineSteps(PipelineSteps):
         pipe.step(inputs, (y, weights), loss=loss, counted=counted)
         if penalty is not None:
             penalty.backward()
-        self._apply(pipe)
+        own = {n: p.grad for n, p in pipe.named_parameters() if p.requires_grad and p.grad is not None}
+        self._step(self._model.optimizer, own)
 
-    def _apply(self, pipe: Pipeline) -> None:
-        optimizer = self._model.optimizer
-        named = self._graph.variables
-        own = [named[name] for name, p in pipe.named_parameters() if p.requires_grad and p.grad is not None]
+    def _trained(self, inputs: Sequence[torch.Tensor], part: Share) -> list[torch.Tensor]:
+        outputs = self._pipe.train()(*inputs)
+        flat = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        # The pipeline takes gradients of a mean over this replica's share.
+        factor = part.total / part.samples
+        for tensor in flat if factor != 1 else ():
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: gradient * factor)
+        return flat
+
+    def _step(self, optimizer: Any, gradients: dict[str, torch.Tensor]) -> None:
+        own = [self._graph.variables[name] for name in gradients]
+        for v, gradient in zip(own, gradients.values(), strict=True):
+            v.value.grad = gradient.detach()
         if optimizer.global_clipnorm:
-            norm = pipe.gradient_norm([v.value.grad for v in own])
+            norm = self._pipe.gradient_norm([v.value.grad for v in own])
             scale = min(1.0, optimizer.global_clipnorm / max(float(norm), 1e-30))
             for v in own:
                 v.value.grad.mul_(scale)

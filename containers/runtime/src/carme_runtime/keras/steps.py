@@ -45,6 +45,9 @@ class Steps:
         self.wants_local_logs = False
         self._local: dict[str, np.ndarray] = {}
         self._local_logs: dict[str, Any] = {}
+        before = getattr(vars(model).get("train_step"), "__self__", None)
+        if isinstance(before, Steps):
+            before.give_up()
         # The class's own: the model may have been given to another object of this kind before.
         self._train = MethodType(type(model).train_step, model)
         self._test = MethodType(type(model).test_step, model)
@@ -103,6 +106,19 @@ class Steps:
     def _streamed_variables(self) -> Streamed:
         own = set(map(id, weights := self._model.weights))
         return Streamed(self._world, weights, [v for v in self._variables() if id(v) not in own])
+
+    def give_up(self) -> None:
+        """Leave the model whole, and to run as it was compiled, to another object of this kind.
+
+        All ranks call it together.
+        """
+        self.arrive()
+        if self._gradients:
+            self._gradients.detach()
+        losses = self._losses()
+        for index, entry in enumerate(losses):
+            if isinstance(entry.loss, GlobalLoss):
+                losses[index] = entry._replace(loss=entry.loss.loss)
 
     def arrive(self) -> None:
         """Wait for all weights that travel."""
@@ -230,9 +246,13 @@ class Steps:
         self._local[prefix] = whole = own.copy() if saved is None else saved + own
         self._local_logs |= self._results(whole, prefix)
 
+    def _losses(self) -> list[Any]:
+        """The losses of the compiled model, as Keras lists them."""
+        return getattr(getattr(self._model, "_compile_loss", None), "_flat_losses", None) or []
+
     def _share_losses(self) -> None:
         """Wrap the losses of the compiled model, which Keras builds with its first batch."""
-        losses = getattr(getattr(self._model, "_compile_loss", None), "_flat_losses", None) or []
+        losses = self._losses()
         for index, entry in enumerate(losses):
             plain = entry.loss.loss if isinstance(entry.loss, GlobalLoss) else entry.loss
             losses[index] = entry._replace(loss=GlobalLoss(plain, self._factor))

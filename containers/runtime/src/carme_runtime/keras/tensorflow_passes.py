@@ -30,6 +30,8 @@ class _Held:
     leaves: dict[str, Any]
     results: dict[str, Any]
     loss: Any = None
+    outputs: list[Any] = dataclasses.field(default_factory=list)  # of the model, where no loss is made here
+    gradients: list[Any] = dataclasses.field(default_factory=list)  # that came to them
 
 
 @dataclasses.dataclass
@@ -42,7 +44,8 @@ class Batch:
         shares: Its part of the samples of all replicas.
         masks: Dropout's, by name of the call.
         rows: Those that it has of this replica's batch.
-        loss: The mean over a micro-batch's samples. None: the model is evaluated.
+        loss: The mean over a micro-batch's samples. None: outputs are returned.
+        training: Or evaluation.
     """
 
     inputs: list[list[Any]]
@@ -51,6 +54,7 @@ class Batch:
     masks: list[dict[str, Any]]
     rows: list[range]
     loss: Loss | None
+    training: bool
 
 
 class Passes:
@@ -102,17 +106,42 @@ class Passes:
         self._post.flush()
         return self._gradients
 
-    def evaluate(self, batch: Batch) -> list[Any]:
-        """The outputs of a batch in evaluation, on the last piece's rank; else nothing."""
-        self._outputs = []
+    def call(self, batch: Batch) -> tuple[list[Any], dict[tuple[int, int], Any]]:
+        """Forward passes, one micro-batch after the other: outputs, on the last piece's rank; else nothing.
+
+        Returns them with what `call_backward` takes, which is empty in evaluation.
+        """
+        self._outputs, self._held = [], {}
         # In this order a rank waits only for what comes before in it: no number of slots is too small.
         for micro in range(len(batch.inputs)):
             for piece in self._pieces:
                 with doing(self.stage, "forward pass", micro):
                     self._forward(piece, micro, batch)
         self._post.flush()
-        tf = self._tf
-        return [tf.concat(parts, 0) for parts in zip(*self._outputs, strict=True)]
+        held, self._held = self._held, {}
+        return [self._tf.concat(parts, 0) for parts in zip(*self._outputs, strict=True)], held
+
+    def call_backward(
+        self, held: dict[tuple[int, int], Any], sizes: Sequence[int], gradients: Sequence[Any]
+    ) -> dict[str, Any]:
+        """The backward passes of what `call` did; gradients of this rank's variables, by name.
+
+        Args:
+            held: What `call` returned.
+            sizes: Samples of the micro-batches.
+            gradients: Of the outputs; None where there is none.
+        """
+        self._gradients, self._held, begin = {}, held, 0
+        for micro, size in enumerate(sizes):
+            for piece in reversed(self._pieces):
+                if piece == self._plan.pieces.count - 1:
+                    parts = [None if each is None else each[begin : begin + size] for each in gradients]
+                    self._held[piece, micro].gradients = parts
+                with doing(self.stage, "backward pass", micro):
+                    self._backward(piece, micro)
+            begin += size
+        self._post.flush()
+        return self._gradients
 
     def sizes(self, samples: int) -> list[int]:
         """Of the micro-batches of a batch."""
@@ -139,7 +168,7 @@ class Passes:
                 self._backward(action.piece, action.micro)
 
     def _forward(self, piece: int, micro: int, batch: Batch) -> None:
-        tf, pieces, trains = self._tf, self._plan.pieces, batch.loss is not None
+        tf, pieces, trains = self._tf, self._plan.pieces, batch.training
         values = dict(zip(self._calls.inputs, batch.inputs[micro], strict=True))
         leaves: dict[str, Any] = {}
         for channel, names in pieces.channels.items():
@@ -148,7 +177,7 @@ class Passes:
                 leaves |= {name: values[name] for name in pieces.gradients(channel)}
         results: dict[str, Any] = {}
         tape = tf.GradientTape() if trains else None
-        loss = None
+        loss, outputs = None, list[Any]()
         with tape or _nothing():
             if tape:
                 tape.watch(list(leaves.values()))
@@ -165,7 +194,7 @@ class Passes:
             if channel[0] == piece:
                 self._post.send(channel, False, micro, [results[name] for name in sent])
         if tape:
-            self._held[piece, micro] = _Held(tape, leaves, results, loss)
+            self._held[piece, micro] = _Held(tape, leaves, results, loss, outputs)
 
     def _run(
         self, piece: int, values: dict[str, Any], masks: dict[str, Any], rows: range, training: bool
@@ -202,6 +231,10 @@ class Passes:
         if held.loss is not None:
             targets.append(held.loss)
             given.append(self._tf.ones_like(held.loss))
+        for output, gradient in zip(held.outputs, held.gradients, strict=False):
+            if gradient is not None and output.dtype.is_floating:
+                targets.append(output)
+                given.append(gradient)
         for channel in pieces.channels:
             names = pieces.gradients(channel) if channel[0] == piece else ()
             if names:

@@ -4,9 +4,10 @@ import dataclasses
 import functools
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph
 from carme_runtime.graph.files import from_json, to_json
 from carme_runtime.keras.calls import Calls
+from carme_runtime.keras.data import Share
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.tensorflow_costs import measured
 from carme_runtime.keras.tensorflow_passes import Batch, Loss, Passes, mask_of_batch
@@ -26,6 +28,7 @@ from carme_runtime.pipeline import KINDS, Device, Plan, PlanError, Request, plan
 from carme_runtime.pipeline.devices import devices_of_ranks, reference_ms
 from carme_runtime.pipeline.memory import free_memory_of_rank
 
+T = TypeVar("T")
 _LAST_STEPS = 50
 
 
@@ -216,7 +219,57 @@ class TensorFlowPipeline:
     def outputs(self, inputs: Sequence[Any]) -> list[Any]:
         """What the model makes of any number of samples in evaluation, on all ranks of the pipeline."""
         self._check(inputs)
-        found = self._passes.evaluate(self._batch(inputs, None, 0, None))
+        return self._everywhere(self._passes.call(self._batch(inputs, None, 0, None))[0])
+
+    def call(self, inputs: Sequence[Any], share: Share) -> list[Any]:
+        """The outputs of a batch in training, on all ranks of the pipeline, which call it together.
+
+        They are a function of this rank's variables for the tapes that record this call. When a tape makes
+        gradients, on all ranks, the backward passes run.
+
+        Args:
+            inputs: What the model is called with; the same on all ranks of a replica.
+            share: This replica's part of the batch of all.
+
+        Raises:
+            InvalidCall: A batch that does not fit the plan.
+            PeerLost: Another rank ended.
+        """
+        tf = self._tf
+        self._check(inputs)
+        batch = self._batch(inputs, None, 0, None, training=True)
+        sizes = [len(each[0]) for each in batch.inputs]
+        batch.masks = self._masks(share.total, share.begin, sizes)
+        found, held = without_tapes(lambda: self._passes.call(batch))
+        outputs, names = self._everywhere(found), self._trained()
+
+        def backward(*gradients: Any) -> list[Any]:
+            if not held:
+                raise InvalidCall(
+                    "A second backward pass through the same outputs of a model in stages is not possible.",
+                    "Call the model again, or make the gradients of a sum of the losses.",
+                )
+            made = without_tapes(lambda: self._passes.call_backward(held, sizes, gradients))
+            held.clear()
+            made = self._reduced(made)
+            self._average_statistics()
+            return [None, *(tf.convert_to_tensor(made[n]) if n in made else None for n in names)]
+
+        @tf.custom_gradient
+        def connected(*_: Any) -> Any:
+            return outputs, backward
+
+        # A stage may have no variable that a tape knows.
+        anchor = tf.Variable(0.0)
+        variables = [self._calls.variables[name]._value for name in names]
+        return list(connected(*(tf.convert_to_tensor(v) for v in (anchor, *variables))))
+
+    def _trained(self) -> list[str]:
+        """Names of this rank's variables that get gradients."""
+        return [name for name in self._passes.variables if self._calls.variables[name].trainable]
+
+    def _everywhere(self, found: list[Any]) -> list[Any]:
+        """The outputs of the last piece's rank, on all ranks of the pipeline."""
         root, tf = self._plan.schedule.holders[-1], self._tf
         if self._line.size == 1:
             return found
@@ -258,8 +311,16 @@ class TensorFlowPipeline:
                     "Give samples of one shape, or train with ParallelStrategy.DATA.",
                 )
 
-    def _batch(self, inputs: Sequence[Any], targets: Any, total: int, loss: Loss | None) -> Batch:
-        """The batch in parts. `total` is 0 where it does not count."""
+    def _batch(
+        self,
+        inputs: Sequence[Any],
+        targets: Any,
+        total: int,
+        loss: Loss | None,
+        *,
+        training: bool = False,
+    ) -> Batch:
+        """The batch in parts. `total` is 0 where it does not count; with a loss it is for training."""
         samples = len(inputs[0])
         if loss is None:
             micro = self._plan.micro_samples
@@ -278,7 +339,7 @@ class TensorFlowPipeline:
         cut = [keras.tree.map_structure(lambda leaf, s=span: part(leaf, *s), targets) for span in spans]
         shares = [size / total if total else 0.0 for size in sizes]
         rows = [range(at, at + size) for at, size in spans]
-        return Batch(parts, cut, shares, [{} for _ in sizes], rows, loss)
+        return Batch(parts, cut, shares, [{} for _ in sizes], rows, loss, training or loss is not None)
 
     def _masks(self, total: int, begin: int, sizes: list[int]) -> list[dict[str, Any]]:
         """Dropout's, by micro-batch; layers that another stage has too draw there alike."""
@@ -294,8 +355,7 @@ class TensorFlowPipeline:
 
     def _reduced(self, gradients: dict[str, Any]) -> dict[str, Any]:
         """Gradients summed over replicas, and those of shared variables over stages."""
-        variables = {n: self._calls.variables[n] for n in self._passes.variables}
-        trained = [name for name, v in variables.items() if v.trainable]
+        trained = self._trained()
         if self._replicas.size > 1:
             gradients = self._summed(self._replicas, gradients, trained)
         for owners, group in self._sharing.items():
@@ -350,6 +410,12 @@ class TensorFlowPipeline:
                 array = np.array(v.value.numpy(), np.float64, order="C")
                 self._replicas.add(array.reshape(-1), "moving averages")
                 v.assign((array / self._replicas.size).astype(v.value.dtype.as_numpy_dtype))
+
+
+def without_tapes(work: Callable[[], T]) -> T:
+    """Do something that the gradient tapes of this thread do not record."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
 
 
 def request_of(

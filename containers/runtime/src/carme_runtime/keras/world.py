@@ -38,16 +38,27 @@ class World:
         self.rank = group.index if group else 0
         self.size = group.size if group else 1
         self.stages = 1  # that many ranks, which follow each other, share the layers of a model
+        self.divides = True  # batches; if not, all ranks read all samples
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks, or pipelines of several of them, work on a share of a batch each."""
+        return self.size // self.stages
+
+    @property
+    def replica(self) -> int:
+        """The number of this rank's one."""
+        return self.rank // self.stages
 
     @property
     def parts(self) -> int:
-        """Into how many shares a batch is divided: ranks, or pipelines of several of them."""
-        return self.size // self.stages
+        """Into how many shares a batch is divided where it is read."""
+        return self.replicas if self.divides else 1
 
     @property
     def part(self) -> int:
         """The number of this rank's share."""
-        return self.rank // self.stages
+        return self.replica if self.divides else 0
 
     def for_stages(self) -> "World":
         """The same ranks, for a model that is cut into stages."""
