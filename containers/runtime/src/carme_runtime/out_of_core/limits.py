@@ -6,8 +6,10 @@ from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.out_of_core.store import Store
 
 _MARGIN = 16 << 20  # bytes that are left free for what grows between two looks
-_EVERY = 32  # operations between two looks, when a step goes as the last one went
-_RETURNING = 4096  # operations with a look at each while pages of libraries come back that are used
+_EVERY = 32  # operations between two looks, at most
+# While pages of libraries come back that are used: operations, the first of them with a look at each, and
+# operations between two looks then.
+_RETURNING, _FIRST, _SOME = 4096, 512, 4
 _ROUND = 1 << 20
 _GROWTH = 1.06  # what a named limit leaves for what the process still loads, and for later operations
 
@@ -45,13 +47,14 @@ class Limit:
         """
         self._looks += 1
         self._returning = max(self._returning - 1, 0)
-        if not often and not self._returning and self._looks % _EVERY:
+        if not often and self._looks % self._between:
             return
         if anew:
             self.drop_library_pages()
         of_files = pages.of_files()
         self._of_files = max(self._of_files, of_files)
-        outside = store.outside()
+        # A step that goes as the last one went notices what is gone when it is.
+        outside = store.outside(collects=often or anew)
         if outside is not None:
             others = outside - of_files
             others += pages.page_tables() if self._looks % _EVERY == 0 or anew or not self.outside else 0
@@ -60,6 +63,13 @@ class Limit:
             return
         self.outside = self._of_files + self._others
         store.capacity = max(self.size - self.outside - _MARGIN, 0)
+
+    @property
+    def _between(self) -> int:
+        """Operations between two looks, when a step goes as the last one went."""
+        if self._returning > _RETURNING - _FIRST:
+            return 1
+        return _SOME if self._returning else _EVERY
 
     def drop_library_pages(self) -> None:
         """Let only those pages of libraries count that are used from now on."""

@@ -23,6 +23,8 @@ _MAPPINGS = Path("/proc/self/smaps")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (....) \S+ \S+ \S+ +(.*)")
 _OF_MAPPING = ("Rss", "Anonymous", "Swap")
 
+_table: int | None = None  # the open one of `_STATM`
+
 _c = ctypes.CDLL(None, use_errno=True)
 for _name in ("madvise", "mprotect"):
     getattr(_c, _name).argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -121,14 +123,31 @@ def allow_huge_pages() -> None:
 
 def resident() -> int:
     """Bytes of memory that this process takes: all of its pages, and their tables."""
-    with open(_STATM, "rb", buffering=0) as file:  # noqa: PTH123 - requested again and again
-        return int(file.read(100).split()[1]) * PAGE
+    return _taken()[1]
 
 
 def of_files() -> int:
     """Those bytes of `resident` that are pages of files, such as of libraries."""
-    with open(_STATM, "rb", buffering=0) as file:  # noqa: PTH123
-        return int(file.read(100).split()[2]) * PAGE
+    return _taken()[2]
+
+
+def _taken() -> list[int]:
+    """Bytes by the kernel's table of this process; it stays open, as this is requested again and again."""
+    global _table
+    if _table is None:
+        _table = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
+    return [int(field) * PAGE for field in os.pread(_table, 100, 0).split()[:3]]
+
+
+def _forget_table() -> None:
+    """A child has a table of its own."""
+    global _table
+    if _table is not None:
+        os.close(_table)
+        _table = None
+
+
+os.register_at_fork(after_in_child=_forget_table)
 
 
 def drop_library_pages() -> None:

@@ -10,7 +10,7 @@ from carme_runtime.out_of_core.blocks import Block, State, measured_rates
 from carme_runtime.out_of_core.store import Store
 from carme_runtime.out_of_core.trace import NEVER, DoesNotFit, Operation, Order, Trace
 
-_FARTHEST = 400  # operations that are looked ahead
+_FARTHEST, _TOGETHER = 400, 32  # operations that are looked ahead, and that are examined at a time
 _CHANGE, _CHANGE_WITHIN = 64, 8  # parts of the room: such a change counts, at a step's begin and within it
 _OTHER = 4  # part of the room; with a larger change other spare rooms may be better
 _AHEAD = 8  # blocks, of the largest, whose room is for what comes before its time, at most
@@ -45,6 +45,7 @@ class Steps:
         self._before = (0, 0)
         self._seen = 0  # what came before this operation, counted as `now`, has been examined
         self._surprises = 0  # of the store, until then
+        self._is_held_up = True  # what comes next waits for room
         # Of operations that have been examined and are to come, those that need more room than all later
         # ones: their numbers, and the bytes, less those that are freed from the step's begin until then.
         self._peaks: deque[tuple[int, int]] = deque()
@@ -55,6 +56,7 @@ class Steps:
         self._until: dict[int, int] = {}  # by which operation of this step those that are gone now were
         self._carried: dict[int, int] = {}  # what `Trace.carried` lacks
         self._is_amended = False  # something was added to the record in this step
+        self._is_dated = False  # or the end of a block
         self.order: Order | None = None  # of what leaves
         self._ordered: object = None  # the operations that it is of
         self._ordered_in = 0  # bytes that the store had then
@@ -218,6 +220,7 @@ class Steps:
                 assert self.trace is not None
                 self.trace.operations[self.position].dies += (block.label,)
                 self._undated.discard(block.label)
+                self._is_dated = True
         if self._leftovers:
             self._leftovers.difference_update(dead)
 
@@ -247,7 +250,7 @@ class Steps:
         self._record, self._sizes, self._leftovers_end = [], {}, 0
         self.position, self.in_step = -1, True
         self.count += 1
-        self._carried, self._is_amended = {}, False
+        self._carried, self._is_amended, self._is_dated = {}, False, False
         if self.followed and self.trace is not None:
             self._carry_over(self.trace)
         else:
@@ -271,9 +274,12 @@ class Steps:
             operations = list(operations)
             if self._ordered is trace.operations:  # another order is found, as for another capacity
                 self._ordered, self._ordered_in = operations, -1
-        carried = {**trace.carried, **self._carried} if self._carried else trace.carried
-        until = {**trace.until, **self._until} if self._until else trace.until
-        self.trace = Trace(operations, trace.sizes, trace.leftovers_end, carried, until)
+        if self._is_amended or self._is_dated or self._carried or self._until:
+            carried = {**trace.carried, **self._carried} if self._carried else trace.carried
+            until = {**trace.until, **self._until} if self._until else trace.until
+            self.trace = Trace(operations, trace.sizes, trace.leftovers_end, carried, until)
+        else:
+            trace.renew()
         self._additional &= self._missing
         self._undated &= self._missing
 
@@ -313,6 +319,10 @@ class Steps:
         self._plan(store, trace)
         if self.order is not None and (leaving := self.order.leaving.get(self.position)):
             store.leave_ahead(self.blocks_of(leaving))
+        farthest = self.now + min(_FARTHEST, len(trace))
+        enough = farthest - min(_TOGETHER, len(trace) // 4)
+        if not self._is_held_up and store.surprises == self._surprises and self._seen > enough:
+            return
         depth = min(store.capacity // 4, 256 << 20)
         if store.queued_bytes() > depth // 2:
             return
@@ -321,10 +331,12 @@ class Steps:
             self._peaks.clear()
         while self._peaks and self._peaks[0][0] <= self.now:
             self._peaks.popleft()
-        while self._seen <= self.now + min(_FARTHEST, len(trace)):
+        self._is_held_up = True
+        while self._seen <= farthest:
             if not self._prepare(store, trace, self._seen) or store.queued_bytes() > depth:
                 return
             self._seen += 1
+        self._is_held_up = False
 
     def _plan(self, store: Store, trace: Trace) -> None:
         """Find out what leaves when, by the recorded step and the room that there is.

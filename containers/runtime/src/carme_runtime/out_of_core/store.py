@@ -78,7 +78,8 @@ class Store:
             for block in blocks:
                 block.pins += 1
             try:
-                self._bring(blocks, changed, room, wished_room)
+                if not self._is_ready(blocks, max(room, wished_room)):
+                    self._bring(blocks, changed, room, wished_room)
             except BaseException:
                 for block in blocks:
                     block.pins -= 1
@@ -145,6 +146,8 @@ class Store:
 
     def queued_bytes(self) -> int:
         """Bytes that the disk still has to move."""
+        if not self._urgent and not self._ahead:
+            return 0
         with self._lock:
             return sum(each.block.size - each.handed_out for each in (*self._urgent, *self._ahead))
 
@@ -194,12 +197,17 @@ class Store:
             pages.keep_from_children(block.address, block.size, False)
         self._lock.release()
 
-    def outside(self) -> int | None:
-        """Bytes that this process takes besides its blocks; None while that is not known."""
+    def outside(self, *, collects: bool = True) -> int | None:
+        """Bytes that this process takes besides its blocks; None while that is not known.
+
+        Args:
+            collects: Whether blocks may be gone that still count. Looking at all takes its time.
+        """
         with self._lock:
             if any(not transfer.is_write for transfer in self._transfers.values() if transfer.started):
                 return None
-            self._collect()
+            if collects:
+                self._collect()
             return pages.resident() - self.used
 
     def settle(self) -> None:
@@ -229,6 +237,10 @@ class Store:
         self.file.close()
 
     # With the lock
+
+    def _is_ready(self, blocks: Iterable[Block], room: int) -> bool:
+        """Whether blocks are in memory and there is as much room."""
+        return self.used + room <= self.capacity and all(block.state is State.PRESENT for block in blocks)
 
     def _bring(self, blocks: Sequence[Block], changed: set[Block], room: int, wished_room: int) -> None:
         self._reserved = room  # nothing that is fetched ahead may take it

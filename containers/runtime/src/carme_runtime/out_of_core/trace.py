@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import accumulate
 
 NEVER = math.inf
 _MOST_SPARE = 16  # one block's spare room is at most this part of the memory
@@ -46,7 +47,7 @@ class Operation:
 
     @property
     def made_bytes(self) -> int:
-        return sum(size for _, size in self.makes)
+        return sum(size for _, size in self.makes) if self.makes else 0
 
 
 @dataclass(slots=True)
@@ -99,10 +100,9 @@ class Trace:
 
     def __post_init__(self) -> None:
         self.made = {}
-        self.clock = [0.0]
+        self.renew()
         uses: defaultdict[int, list[int]] = defaultdict(list)
         for position, operation in enumerate(self.operations):
-            self.clock.append(self.clock[-1] + operation.seconds)
             for block in operation.uses:
                 uses[block].append(position)
             for block, _ in operation.makes:
@@ -122,6 +122,11 @@ class Trace:
         for operation in self.operations:
             gone = sum(self.sizes.get(block, 0) for block in operation.dies if block in own)
             self.freed.append(self.freed[-1] + gone - operation.made_bytes)
+
+    def renew(self) -> None:
+        """Begin the next step, which goes as this one: operations took other times."""
+        self.clock = [*accumulate((operation.seconds for operation in self.operations), initial=0.0)]
+        self.played = 0
 
     def __len__(self) -> int:
         return len(self.operations)
