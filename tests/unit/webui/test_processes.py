@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -271,7 +272,8 @@ def test_it_ends_when_it_should(tmp_path: Path) -> None:
 
 def test_a_process_has_all_pages_loaded_and_looks_for_cycles_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[int] = []
-    (loader,) = engines["django"].engine.template_loaders
+    django: Any = engines["django"]
+    (loader,) = django.engine.template_loaders
     loader.reset()
     monkeypatch.setattr(asgi, "collect_rarely", lambda: loaded.append(len(loader.get_template_cache)))
     assert asgi.worker() is asgi.application
