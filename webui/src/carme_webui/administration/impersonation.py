@@ -12,7 +12,7 @@ from carme_webui.administration.models import AuditEntry
 
 __all__ = ["KEY", "begin", "end", "impersonating"]
 
-KEY = "carme-impersonated"
+KEY = "carme-looks-as"  # also of views that are open while the portal is upgraded
 SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
 PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/", "/help/")
