@@ -262,12 +262,12 @@ def stop_seen_by_us(site: DemoSite) -> dict[str, float]:
     try:
         options = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "30"}
         name = views.visitor.start(options)
-        wait_until("the session is ready", lambda: views.look([name])[name].portal == "ready")
+        wait_until("the session is ready", lambda: views.observe([name])[name].portal == "ready")
         time.sleep(2)
         cancelled = cancel(site, f"session-{name}")
         seen: dict[str, float] = {}
         while len(seen) < 4 and time.time() < cancelled + 60:
-            view = views.look([name])[name]
+            view = views.observe([name])[name]
             now = time.time() - cancelled
             for who, over in (
                 ("slurm", view.slurm == ""),

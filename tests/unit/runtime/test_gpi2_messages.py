@@ -151,8 +151,8 @@ def test_a_group_that_nobody_has_any_more_leaves_nothing(ranks: list[Rank], grou
     assert threads <= {thread.name for thread in threading.enumerate()}
     until(lambda: all(group._group._outstanding == 0 for group in groups))
     ended = [weakref.ref(group._group) for group in groups]
+    group = None
     groups.clear()
-    del group
     until(lambda: not any(thread.name in threads for thread in threading.enumerate()))
     assert [group() for group in ended] == [None, None]
     until(lambda: not any(rank.mail._inboxes for rank in ranks))

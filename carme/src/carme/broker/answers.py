@@ -1,7 +1,7 @@
 """The result of an operation as JSON, in pieces where it is long: a large site's has tens of megabytes."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -22,7 +22,7 @@ def pieces(result: Any) -> Iterable[bytes]:
     if isinstance(result, _OF_FIELDS) and any(_is_long(value) for _name, value in result):
         return _answer(_of_fields(result))
     if _is_long(result):
-        return _answer(_of_list(result))
+        return _answer(_of_list(cast(Sequence[Any], result)))
     return [_json({"result": result, "error": None})]
 
 

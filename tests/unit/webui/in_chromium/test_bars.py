@@ -18,7 +18,7 @@ from carme_webui.jobs.models import Job
 
 from ..fake_broker import FakeBroker, make_job
 from .conftest import DESKTOP, log_in
-from .test_charts import DRAWN, SMALL, looks, measurements
+from .test_charts import DRAWN, SMALL, check_appearance, measurements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -77,7 +77,7 @@ def test_bars_over_time_are_read_by_pointer_keyboard_and_table(
     expect(table.get_by_role("row")).to_have_count(4)
     expect(table.get_by_role("row").nth(1)).to_contain_text(first)
     page.set_viewport_size(DESKTOP)
-    looks(page, "job-timeline", complaints)
+    check_appearance(page, "job-timeline", complaints)
 
 
 #: Draws one bar from and to these seconds; the words of the axis.
@@ -176,4 +176,4 @@ def test_how_far_a_training_scales_is_read_by_keyboard_and_table(
     chart.get_by_text("As a table").click()
     page.get_by_role("group", name="Hardware").get_by_label("2 nodes, 4 GPUs each").check()
     expect(legend.locator(".moment")).to_have_text("8 GPUs (2 nodes), chosen")
-    looks(page, "scaling-curve", complaints)
+    check_appearance(page, "scaling-curve", complaints)

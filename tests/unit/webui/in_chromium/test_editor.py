@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from ..fake_broker import FakeBroker
 from .conftest import sign_in
-from .test_charts import looks
+from .test_charts import check_appearance
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -72,7 +72,7 @@ def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBro
     page.goto("/jobs/submit/")
     page.get_by_label("Script", exact=True).fill(SCRIPT)
     expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
-    looks(page, "job-form", [])
+    check_appearance(page, "job-form", [])
 
 
 def test_what_the_form_shows_is_what_is_submitted(page: Page, a_life: None, broker: FakeBroker) -> None:
