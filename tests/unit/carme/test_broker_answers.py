@@ -81,7 +81,7 @@ async def test_while_a_long_answer_is_taken_others_get_theirs(
     await site.queue([RUNNING | {"A": number, "j": str(number) * 10_000} for number in range(10, 60)])
     loop, has_begun = asyncio.get_running_loop(), asyncio.Event()
     async with asyncio.timeout(HANG):
-        # Not a stream of asyncio: that reads ahead, and nobody has taken it.
+        # Not a stream of asyncio: its buffer takes the whole answer, read or not.
         with socket.socket(socket.AF_UNIX) as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect(str(site.settings.broker.socket))
