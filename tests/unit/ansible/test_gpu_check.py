@@ -66,12 +66,43 @@ def test_nodes_whose_gpus_are_not_checked_are_named_with_the_reason(
         "one GPU visible and all others closed on 2 nodes; "
         "not checked, as no GPU was free within 60 s: busy, waits"
     )
-    monkeypatch.setattr(check_host, "GPU_SECONDS", -1)
-    many = {f"n{number}": 1 for number in range(7)}
-    assert check_host.gpus("ada", many).endswith("s were over: n0, n1, n2, n3, n4 and 2 more")
 
 
-@pytest.mark.parametrize("why", ["Invalid account", "Job violates accounting/QOS policy"])
+def test_nodes_for_which_no_time_is_left_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first is examined for longer than there is time, and no other one beside it.
+    stand_in_for_runuser(tmp_path, monkeypatch, "*) sleep 1.5 ;;")
+    monkeypatch.setattr(check_host, "GPU_JOBS", 1)
+    monkeypatch.setattr(check_host, "GPU_SECONDS", 1.0)
+    assert check_host.gpus("ada", {f"n{number}": 1 for number in range(8)}) == (
+        "one GPU visible and all others closed on 1 nodes; "
+        "not checked, as 1 s were over: n1, n2, n3, n4, n5 and 2 more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "seconds", "reason"),
+    [
+        ({"n0": 1, "n1": 1}, 600.0, "no GPU was free within 60 s: n0, n1"),
+        ({"n0": 1, "n1": 1}, -1.0, "-1 s were over: n0, n1"),
+        ({}, 600.0, "no node at work has GPUs"),
+    ],
+)
+def test_a_check_that_examined_no_node_is_skipped_and_has_not_passed(
+    nodes: dict[str, int], seconds: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_for_runuser(tmp_path, monkeypatch, "*) refuse 'Connection timed out' ;;")
+    monkeypatch.setattr(check_host, "GPU_SECONDS", seconds)
+    table = [("gpus", lambda: check_host.gpus("ada", nodes), "Look at the nodes.")]
+    monkeypatch.setattr(check_host, "checks", lambda _wanted: table)
+    [result] = check_host.main({"host": "head"})
+    assert result["skipped"] and result["ok"] and not result["remedy"]
+    assert result["detail"].endswith(reason) and "closed" not in result["detail"]
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["Invalid account", "Job violates accounting/QOS policy", "Socket timed out on send/recv operation"],
+)
 def test_what_slurm_refuses_a_user_who_is_alone_is_wrong(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

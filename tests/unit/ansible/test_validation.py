@@ -44,3 +44,12 @@ def test_a_node_is_checked_without_the_head(
     assert done.returncode == 2, done.stdout
     text = " ".join(done.stdout.split())
     assert "base.sif is missing" in text and "journey" not in text
+
+
+def test_what_was_skipped_has_not_passed(playbook: Playbook, options: tuple[str | Path, ...]) -> None:
+    checks = [{"name": "nodes", "ok": True}, {"name": "gpus", "ok": True, "skipped": True}]
+    verdict = {"validation_verdict": {"ok": True, "checks": checks}}
+    done = playbook(*options, "-e", json.dumps(verdict))
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 0, text
+    assert "are well: 1 checks passed. Skipped: gpus; validation.json says why. --limit" in text

@@ -1,7 +1,7 @@
 """Check one host of an installed site.
 
 Usage: check_host.py EXPECTED, where EXPECTED is JSON: validation_expected of the role validation.
-Prints a list of {"name", "host", "ok", "detail", "remedy", "seconds"}.
+Prints a list of {"name", "host", "ok", "skipped", "detail", "remedy", "seconds"}.
 """
 
 import fcntl
@@ -39,6 +39,10 @@ SHOWN = 5  # names in a sentence, and nodes with a fault after which no further 
 
 class Wrong(Exception):
     """What a check found instead of what it wanted."""
+
+
+class Skipped(Exception):
+    """Why a check could examine nothing, which is no fault."""
 
 
 class Busy(Exception):
@@ -192,7 +196,7 @@ def node_gpus(partition: str) -> dict[str, int]:
 def gpus(user: str, node_gpus: dict[str, int], partition: str = "", account: str = "") -> str:
     """A job of an ordinary user must see the GPU that it requested, and the other ones of a node not.
 
-    Some nodes at the same time. Those that are left out are named, with the reason.
+    Some nodes at the same time. Those that are left out are named, with the reason. Skipped if all are.
     """
     end = time.monotonic() + GPU_SECONDS
     wrong: list[str] = []
@@ -221,12 +225,14 @@ def gpus(user: str, node_gpus: dict[str, int], partition: str = "", account: str
     if wrong:
         raise Wrong(" ".join(sorted(wrong)))
     seen = len(node_gpus) - len(busy) - len(late)
-    text = f"one GPU visible and all others closed on {seen} nodes"
+    text = f"one GPU visible and all others closed on {seen} nodes" if seen else "no node was checked"
     for names, reason in (
         (busy, f"no GPU was free within {WAIT_SECONDS} s"),
         (late, f"{GPU_SECONDS:.0f} s were over"),
     ):
         text += f"; not checked, as {reason}: {shortened(names)}" if names else ""
+    if not seen:
+        raise Skipped(text if node_gpus else "no node at work has GPUs")
     return text
 
 
@@ -243,7 +249,8 @@ def gpu_apart(user: str, name: str, count: int, partition: str, account: str) ->
         )
     except Wrong as error:
         refused = "Unable to allocate resources" in str(error)
-        if refused and re.search(r"nodes are busy|timed out|queued and waiting", str(error)):
+        # "Socket timed out" is another matter: Slurm itself does not answer.
+        if refused and re.search(r"nodes are busy|Connection timed out|queued and waiting", str(error)):
             raise Busy from None
         kind = Limited if refused and "violates accounting/QOS policy" in str(error) else Wrong
         raise kind(f"A job with one GPU on {name}: {error}") from None
@@ -345,15 +352,18 @@ def main(wanted: dict[str, Any]) -> list[dict[str, Any]]:
     results = []
     for name, check, remedy in checks(wanted):
         began = time.monotonic()
+        skipped = False
         try:
             ok, detail = True, check()
+        except Skipped as error:
+            ok, skipped, detail = True, True, str(error)
         except Wrong as error:
             ok, detail = False, str(error)
         except Exception as error:
             ok, detail = False, f"{type(error).__name__}: {error}"
         seconds = round(time.monotonic() - began, 2)
-        result = {"name": name, "host": wanted["host"], "ok": ok, "detail": detail, "seconds": seconds}
-        results.append(result | {"remedy": "" if ok else remedy})
+        result = {"name": name, "host": wanted["host"], "ok": ok, "skipped": skipped, "detail": detail}
+        results.append(result | {"seconds": seconds, "remedy": "" if ok else remedy})
     return results
 
 

@@ -69,6 +69,9 @@ class Server:
             writer.transport.abort()  # gone, or does not take its answer
         except asyncio.CancelledError:
             writer.transport.abort()  # we are stopping
+        except Exception:
+            _log.exception("An answer could not be written.")
+            writer.transport.abort()  # half an answer is none
         finally:
             self._tasks.discard(task)
             writer.close()

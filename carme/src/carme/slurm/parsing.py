@@ -520,7 +520,19 @@ def _node(line: str) -> Node:
 
 def usable(state: str) -> bool:
     """Whether jobs may begin on a node in this state, such as `IDLE+DRAIN`."""
-    return "*" not in state and not {word.rstrip("*~#!%$@^-") for word in state.split("+")} & _UNUSABLE
+    return not _state_words(state) & _UNUSABLE
+
+
+def unheard(state: str) -> bool:
+    """Whether Slurm does not hear a node in this state and has not given it up, as after a start of Slurm."""
+    words = _state_words(state)
+    return "DOWN" not in words and bool(words & {"UNKNOWN", "NOT_RESPONDING"})
+
+
+def _state_words(state: str) -> set[str]:
+    """The base and the flags of a node's state; an asterisk says that the node does not respond."""
+    words = {word.rstrip("*~#!%$@^-") for word in state.split("+")}
+    return words | {"NOT_RESPONDING"} if "*" in state else words
 
 
 def node_features(line: str) -> list[str]:

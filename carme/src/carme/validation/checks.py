@@ -17,6 +17,7 @@ from typing import Any
 from carme.broker.client import BrokerClient
 from carme.errors import CarmeError, InvalidRequest, SlurmError
 from carme.jobs import Cluster, Job, JobState
+from carme.slurm.parsing import unheard
 from carme.validation.notebook import CellResult, NotebookKernel
 from carme.validation.visitor import Visitor
 
@@ -26,9 +27,7 @@ STEPS_COMPARED = 20
 RELATIVE_TOLERANCE = 1e-4
 ACCURACY_WANTED = 0.95
 
-#: States of nodes that Slurm has not heard of yet, as after its controller has started, and how long
-#: the first check waits for them.
-UNHEARD = ("UNKNOWN", "NOT_RESPONDING")
+#: How long the first check waits for nodes that Slurm has not heard of yet, as after its controller's start.
 UNHEARD_SECONDS = 60.0
 
 # A notebook gives its commands a terminal, so they print colours.
@@ -181,7 +180,7 @@ class Validation:
             try:
                 return self._size(cluster)
             except (Failed, InvalidRequest):
-                is_coming = any(node.state in UNHEARD for node in cluster.nodes)
+                is_coming = any(unheard(node.state) for node in cluster.nodes)
                 if not is_coming or time.monotonic() > deadline:
                     raise
             time.sleep(0.5)

@@ -42,7 +42,7 @@ CONFUSING = (
 
 
 def try_confusing_paths(fixture: Fixture, owner: Player, server: Player, rest: str, text: str) -> Outcome:
-    """Try each spelling of an address of `server` that could pass for one of `whose`."""
+    """Try each spelling of an address of `server` that could pass for one of `owner`."""
     reached, statuses = [], set()
     for spelling in CONFUSING:
         path = spelling.replace("ATTACKER", owner.name).replace("VICTIM", server.name).replace("REST", rest)
