@@ -6,9 +6,9 @@ functions, classes, arguments and variables count, where they are defined, and s
 are names themselves: keys, kinds, addresses, entries of `__all__`. In C, C++ and JavaScript all names
 outside of comments and texts count. EARLIER has what must stay.
 
-Words of WHOLE are refused where they are the whole name of a function or class of the product. In the folders
-of CLEARED, words of VARIABLES are refused as the whole name of anything: a variable, parameter, attribute or
-keyword too.
+Words of WHOLE are refused where they are the whole name of a function or class of the product. In each folder
+of CLEARED, its words are refused as the whole name of anything: a variable, parameter, attribute or keyword
+too.
 
 Words and phrases of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python,
 in pages of documentation, and in templates, scripts and configuration. There a program reports, prints,
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -66,7 +66,7 @@ WHOLE = {
     "other": "what it is: job, node, row",
 }
 
-#: What nothing is called, underscores apart, in the folders that have none of it left; tests are not in them.
+#: What nothing is called, underscores apart, in the folders that have none of it left.
 VARIABLES = {
     **WHOLE,
     **{word: INSTEAD[word] for word in ("asked", "kept", "led", "said", "told", "wishes")},
@@ -86,11 +86,17 @@ VARIABLES = {
     "whom": "target, user",
     "whose": "owner, labels",
 }
-CLEARED = ("ansible", "carme", "monitoring", "spawner")
+#: Those of them that a folder has none of.
+CLEARED: dict[str, Collection[str]] = {
+    **dict.fromkeys(("ansible", "carme", "monitoring", "spawner", "webui"), VARIABLES.keys()),
+    "containers": VARIABLES.keys() - {"mine", "other", "others", "say", "theirs"},
+    **dict.fromkeys(("tests/benchmarks", "tests/native", "tests/unit/runtime"), ("made", "one")),
+}
 
 #: Earlier names that still work and warn, and what is in databases, journals and pickles: each with its
 #: files' ends.
 EARLIER = {
+    "_made": ("torch/stepping.py",),
     "asked_once": ("projects/models.py",),
     "kept": ("petri/memory.py", "petri/ranges.py"),
     "take_in": ("client/admin.py", "commands/take_in.py"),
@@ -231,12 +237,14 @@ def found_whole() -> list[str]:
 
 
 def found_variables() -> list[str]:
-    """Names of the folders of CLEARED that are a word of VARIABLES as a whole, likewise."""
+    """Names of the folders of CLEARED that are one of its words as a whole, likewise."""
     return [
         f"{file}:{line}: {name!r}. Write: {VARIABLES[name.strip('_').lower()]}."
-        for file in _listed(*(f"{folder}/*.py" for folder in CLEARED))
+        for folder, words in CLEARED.items()
+        for file in _listed(f"{folder}/*.py")
         for name, line in definitions(ast.parse((ROOT / file).read_text()))
-        if name.strip("_").lower() in VARIABLES and "/migrations/" not in file
+        if name.strip("_").lower() in words and "/migrations/" not in file
+        if not file.endswith(EARLIER.get(name, ()))
     ]
 
 

@@ -196,7 +196,7 @@ def steps(result: Result) -> list[dict[str, Any]]:
     rows = []
     for network in result.networks():
         for ranks in result.ranks():
-            times = {one.contestant: one.step.median for one in result.of(network, ranks)}
+            times = {entry.contestant: entry.step.median for entry in result.of(network, ranks)}
             rows.append(row(f"step_ms_{network}_{ranks}", "ms", times.pop(OURS, None), peers=times))
     return rows
 
@@ -209,14 +209,14 @@ def repetitions(first: Result, second: Result) -> list[dict[str, Any]]:
     rows = []
     for network in first.networks():
         pairs = [
-            (one, two)
+            (before, after)
             for ranks in first.ranks()
-            for one in first.of(network, ranks)
-            for two in second.of(network, ranks)
-            if one.contestant == two.contestant != SLOWED
+            for before in first.of(network, ranks)
+            for after in second.of(network, ranks)
+            if before.contestant == after.contestant != SLOWED
         ]
-        vouched = [(one, two) for one, two in pairs if one.status == two.status == MEASURED]
-        changes = [100 * abs(two.step.median / one.step.median - 1) for one, two in vouched]
+        vouched = [(before, after) for before, after in pairs if before.status == after.status == MEASURED]
+        changes = [100 * abs(after.step.median / before.step.median - 1) for before, after in vouched]
         middle = statistics.median(changes) if changes else None
         # A minority of the rows does not prove that repetitions agree.
         holds = None if middle is None else middle < 3 and 2 * len(vouched) > len(pairs)
@@ -233,7 +233,7 @@ def found(first: Result, second: Result) -> list[dict[str, Any]]:
             pair = []
             for result in (first, second):
                 rows = result.of(network, ranks)
-                several = {one.contestant: one.rounds for one in rows if one.status == MEASURED}
+                several = {entry.contestant: entry.rounds for entry in rows if entry.status == MEASURED}
                 if SLOWED in several and STEADY in several:
                     pair.append(ratio(several[SLOWED], several[STEADY]))
             if len(pair) == 2 and all(pair):

@@ -201,8 +201,8 @@ def run(count: int, rate: str, passed: list[str], part: float | None, kind: str)
         nodes = None
         if rate != NODE:
             pair = count == 2 and part is None
-            made = NODES[kind](float(rate), folder) if pair else SwitchedNodes(count, float(rate), folder)
-            nodes = stack.enter_context(made)
+            network = NODES[kind](float(rate), folder) if pair else SwitchedNodes(count, float(rate), folder)
+            nodes = stack.enter_context(network)
         key, result = folder / "key", folder / "result.json"
         key.touch(0o600)
         key.write_text(os.urandom(32).hex())
@@ -278,7 +278,7 @@ def table(found: Found, probes: Mapping[str, float]) -> list[dict[str, Any]]:
     ]
     for count, rate, model, several in each:
         rounds += several
-        middle = {name: statistics.median(one[name] for one in several) for name in several[0]}
+        middle = {name: statistics.median(figures[name] for figures in several) for name in several[0]}
         rows.append(
             row(
                 f"predicted_step_ms_{model}_{count}_{rate if rate == NODE else rate + 'gbit'}",
@@ -290,11 +290,13 @@ def table(found: Found, probes: Mapping[str, float]) -> list[dict[str, Any]]:
             )
         )
     errors, simple = (
-        sorted(100 * abs(one[name] / one["measured"] - 1) for one in rounds)
+        sorted(100 * abs(figures[name] / figures["measured"] - 1) for figures in rounds)
         for name in ("predicted", "simple")
     )
     middle, ninety = statistics.median(errors), errors[min(int(0.9 * len(errors)), len(errors) - 1)]
-    covered = 100 * statistics.mean(one["low"] <= one["measured"] <= one["high"] for one in rounds)
+    covered = 100 * statistics.mean(
+        figures["low"] <= figures["measured"] <= figures["high"] for figures in rounds
+    )
     peers = {"simple": statistics.median(simple)}
     ratio = peers["simple"] / middle
     return [
@@ -332,7 +334,7 @@ def judged_knees(found: Found) -> list[dict[str, Any]]:
         turns = {count: rates[rate][model][number] for count, rates in found.items()}
         for name, several in known.items():
             alone = "alone" if name == "measured" else f"{name}_alone"
-            several += knees({1: 1.0} | {n: one[alone] / one[name] for n, one in turns.items()})
+            several += knees({1: 1.0} | {n: figures[alone] / figures[name] for n, figures in turns.items()})
     shares = {
         name: [abs(math.log2(ours / real)) for ours, real in zip(several, known["measured"], strict=True)]
         for name, several in known.items()
@@ -476,7 +478,7 @@ class Contest:
         profile = measure(
             self.probed, batch, self.loss, optimizer=self.probed_optimizer, seconds=self.seconds
         )
-        one, *_, point = predict(profile, machine, self.ranks).strong
+        alone_point, *_, point = predict(profile, machine, self.ranks).strong
         whole = profile.forward_ms(self.batch) + profile.backward_ms(self.batch) + profile.fixed_ms
         simple = whole / self.ranks + allreduce_ms(machine, self.ranks, profile.bytes)[0]
         figures = {"predicted": point.step.ms, "low": point.low, "high": point.high, "simple": simple}
@@ -484,7 +486,7 @@ class Contest:
         parts |= {"fixed": point.step.fixed, "host_ms_per_mib": machine.host_ms_per_mib}
         if self.is_alone_timed:
             alone = statistics.median([*alone, *self.alone()])
-            parts |= {"alone": alone, "predicted_alone": one.step.ms, "simple_alone": whole}
+            parts |= {"alone": alone, "predicted_alone": alone_point.step.ms, "simple_alone": whole}
         return figures | {"measured": statistics.median([*trained, *self.trained()])} | parts
 
     def compute(self) -> None:

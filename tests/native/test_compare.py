@@ -39,20 +39,20 @@ def compare(folder: Path, *options: str, code: int = 0, limit: float = 2 * HANG)
 def test_two_contestants_on_two_ranks(tmp_path: Path) -> None:
     out = compare(tmp_path / "out", "torch-gloo", "parallelize", "--networks", "tiny", "--rounds", "3")
     result = load(tmp_path / "out/compare.json")
-    assert [(one.contestant, one.ranks, one.void) for one in result.rows] == [
+    assert [(row.contestant, row.ranks, row.void) for row in result.rows] == [
         (name, ranks, "") for name in ("torch-gloo", "parallelize") for ranks in (1, 2)
     ]
-    for one in result.rows:
-        assert len(one.turns) >= 3 and one.step.low <= one.step.median <= one.step.high
-        assert one.start_s > 0 and one.peak_bytes > 50 << 20 and "torch" in one.versions
-        assert one.losses == pytest.approx(result.rows[0].losses, abs=1e-4)
-        assert sum(one.parts_ms.values()) > 0 and "forward" in one.parts_ms
-        assert one.half_loss_steps == result.rows[0].half_loss_steps
-        assert one.half_loss_s is not None and one.half_loss_s.median > 0
-        if one.contestant == "parallelize" and one.ranks == 2:
-            assert 0 < one.predicted["low"] <= one.predicted["ms"] <= one.predicted["high"]
+    for row in result.rows:
+        assert len(row.turns) >= 3 and row.step.low <= row.step.median <= row.step.high
+        assert row.start_s > 0 and row.peak_bytes > 50 << 20 and "torch" in row.versions
+        assert row.losses == pytest.approx(result.rows[0].losses, abs=1e-4)
+        assert sum(row.parts_ms.values()) > 0 and "forward" in row.parts_ms
+        assert row.half_loss_steps == result.rows[0].half_loss_steps
+        assert row.half_loss_s is not None and row.half_loss_s.median > 0
+        if row.contestant == "parallelize" and row.ranks == 2:
+            assert 0 < row.predicted["low"] <= row.predicted["ms"] <= row.predicted["high"]
         else:
-            assert not one.predicted
+            assert not row.predicted
     assert "PyTorch DDP (Gloo)" in (tmp_path / "out/compare.html").read_text()
     assert "With MLP for a quick look on 2 ranks, " in out
     # What it needed while it ran is gone.
@@ -72,11 +72,11 @@ def test_all_do_the_same_work_with_batches_from_files(tmp_path: Path, source: st
     compare(tmp_path / "out", *names, *options, limit=4 * HANG)
     result = load(tmp_path / "out/compare.json")
     exact = tasks.make(network_for("tiny"), NETWORKS["tiny"].batch, 1).first_loss(2)
-    assert result.options["input"] == source and [one.void for one in result.rows] == [""] * len(names)
-    for one in result.rows:
-        assert one.losses[0] == pytest.approx(exact, abs=1e-4) and not one.predicted
-        assert one.losses == pytest.approx(result.rows[0].losses, abs=1e-4)
-    assert all(one.parts_ms["input"] > 0 for one in result.rows if one.contestant == "torch-gloo")
+    assert result.options["input"] == source and [row.void for row in result.rows] == [""] * len(names)
+    for row in result.rows:
+        assert row.losses[0] == pytest.approx(exact, abs=1e-4) and not row.predicted
+        assert row.losses == pytest.approx(result.rows[0].losses, abs=1e-4)
+    assert all(row.parts_ms["input"] > 0 for row in result.rows if row.contestant == "torch-gloo")
     assert f"({source})" in (tmp_path / "out/compare.html").read_text()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["compare.html", "compare.json"]
 
@@ -103,11 +103,11 @@ def test_mxnet_with_a_python_of_its_own_does_the_same_work(tmp_path: Path) -> No
     options = ("--python", f"mxnet={python}", "--networks", networks, "--ranks", "2", "--rounds", "1")
     compare(tmp_path / "out", *names, *options, limit=8 * HANG)
     rows = load(tmp_path / "out/compare.json").rows
-    assert [one.void for one in rows] == [""] * len(rows) and len(rows) == 2 * len(NETWORKS)
-    assert {one.versions["mxnet"] for one in rows if one.contestant == "mxnet"} == {"1.9.1"}
+    assert [row.void for row in rows] == [""] * len(rows) and len(rows) == 2 * len(NETWORKS)
+    assert {row.versions["mxnet"] for row in rows if row.contestant == "mxnet"} == {"1.9.1"}
     for other in ("mxnet", "torch-gloo"):
-        assert [one.losses for one in rows if one.contestant == other] == [
-            pytest.approx(one.losses, abs=1e-4) for one in rows if one.contestant == "torch-gloo"
+        assert [row.losses for row in rows if row.contestant == other] == [
+            pytest.approx(row.losses, abs=1e-4) for row in rows if row.contestant == "torch-gloo"
         ]
 
 
@@ -120,12 +120,12 @@ def test_horovod_itself_does_the_same_work(tmp_path: Path) -> None:
     options = ("--networks", "tiny", "--ranks", "2", "--rounds", "1")
     compare(tmp_path / "out", *names, "horovod-face", *options, limit=4 * HANG)
     rows = load(tmp_path / "out/compare.json").rows
-    assert [one.void for one in rows] == [""] * (len(names) + 1)
-    for one in rows:
-        assert ("horovod" in one.versions) is (one.contestant in names)
-        exact = tasks.make(network_for(one.network), one.batch, 1)
-        assert one.losses[0] == pytest.approx(exact.first_loss(one.ranks), abs=1e-4)
-        assert one.gradients
+    assert [row.void for row in rows] == [""] * (len(names) + 1)
+    for row in rows:
+        assert ("horovod" in row.versions) is (row.contestant in names)
+        exact = tasks.make(network_for(row.network), row.batch, 1)
+        assert row.losses[0] == pytest.approx(exact.first_loss(row.ranks), abs=1e-4)
+        assert row.gradients
 
 
 def test_all_compute_in_bf16_on_request(tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ def test_all_compute_in_bf16_on_request(tmp_path: Path) -> None:
     exact = tasks.make(NETWORKS["tiny"], NETWORKS["tiny"].batch, 1)
     assert result.environment["precision"] == "bf16"
     assert "in bf16." in (tmp_path / "out/compare.html").read_text()
-    for one in result.rows:
-        assert not one.void, one
-        difference = abs(one.losses[0] - exact.first_loss(one.ranks))
-        assert 1e-6 < difference < 2e-2 * one.losses[0], one.contestant
+    for row in result.rows:
+        assert not row.void, row
+        difference = abs(row.losses[0] - exact.first_loss(row.ranks))
+        assert 1e-6 < difference < 2e-2 * row.losses[0], row.contestant
 
 
 def test_the_work_of_a_contestant_that_is_unequal_is_void(
@@ -167,7 +167,7 @@ def test_the_work_of_a_contestant_that_is_unequal_is_void(
     monkeypatch.syspath_prepend(tmp_path)
     names = ("torch-gloo", "horovod-face", "keras-torch")
     compare(tmp_path / "out", *names, "--networks", "tiny", "--ranks", "1", "--rounds", "1")
-    rows = {one.contestant: one for one in load(tmp_path / "out/compare.json").rows}
+    rows = {row.contestant: row for row in load(tmp_path / "out/compare.json").rows}
     assert rows["keras-torch"].void.startswith("unequal work: the loss of its step 3 is ")
     assert not rows["torch-gloo"].void and not rows["horovod-face"].void
     assert rows["keras-torch"].void in (tmp_path / "out/compare.html").read_text()
@@ -193,7 +193,7 @@ def test_a_contestant_with_other_weights_is_void_and_says_so(
     names = ("keras-torch", "torch-gloo")
     out = compare(tmp_path / "out", *names, "--networks", "tiny", "--rounds", "1")
     rows = load(tmp_path / "out/compare.json").rows
-    void = {one.ranks: one.void for one in rows if one.contestant == "keras-torch"}
+    void = {row.ranks: row.void for row in rows if row.contestant == "keras-torch"}
     first = tasks.make(NETWORKS["tiny"], NETWORKS["tiny"].batch, 1)
     for ranks in (1, 2):
         expected = f"and with these weights it is {first.first_loss(ranks):.6f}"
@@ -201,8 +201,8 @@ def test_a_contestant_with_other_weights_is_void_and_says_so(
             void[ranks].startswith("unequal work: the loss of its first step is ") and expected in void[ranks]
         )
         assert void[ranks] in (tmp_path / "out/compare.html").read_text() and void[ranks] in out
-    assert all(not one.void for one in rows if one.contestant == "torch-gloo")
-    assert all(not one.turns and one.status == "void" for one in rows if one.contestant == "keras-torch")
+    assert all(not row.void for row in rows if row.contestant == "torch-gloo")
+    assert all(not row.turns and row.status == "void" for row in rows if row.contestant == "keras-torch")
 
 
 def test_a_contestant_whose_gradients_are_too_long_is_void_and_says_which(
@@ -222,7 +222,7 @@ def test_a_contestant_whose_gradients_are_too_long_is_void_and_says_which(
     monkeypatch.syspath_prepend(tmp_path)
     names = ("torch-gloo", "horovod-face")
     compare(tmp_path / "out", *names, "--networks", "tiny", "--ranks", "1", "--rounds", "1")
-    rows = {one.contestant: one for one in load(tmp_path / "out/compare.json").rows}
+    rows = {row.contestant: row for row in load(tmp_path / "out/compare.json").rows}
     void = rows["horovod-face"].void
     assert void.startswith("unequal work: the gradient of ") and " is 1 % from the one" in void
     assert not rows["torch-gloo"].void and rows["torch-gloo"].gradients
@@ -252,13 +252,13 @@ def test_all_frameworks_do_the_same_work_with_large_networks(tmp_path: Path, net
     able = [name for name in names if not CONTESTANTS[name].missing()]
     compare(tmp_path / "out", *able, "--networks", network, "--ranks", "1", "--rounds", "1", limit=8 * HANG)
     rows = load(tmp_path / "out/compare.json").rows
-    assert [(one.contestant, one.void) for one in rows] == [(name, "") for name in able]
+    assert [(row.contestant, row.void) for row in rows] == [(name, "") for name in able]
     expected = tasks.make(network_for(network), NETWORKS[network].batch, 1).first_loss(1)
     assert len(able) > 1
-    for one in rows:
-        assert len(one.losses) == 3 and one.losses[0] == pytest.approx(expected, abs=1e-4)
-        assert one.losses == pytest.approx(rows[0].losses, abs=1e-4)
-        assert one.losses[2] != pytest.approx(one.losses[0], abs=1e-4), "the steps train"
+    for row in rows:
+        assert len(row.losses) == 3 and row.losses[0] == pytest.approx(expected, abs=1e-4)
+        assert row.losses == pytest.approx(rows[0].losses, abs=1e-4)
+        assert row.losses[2] != pytest.approx(row.losses[0], abs=1e-4), "the steps train"
 
 
 def test_images_of_imagenets_shape_and_sizes_that_were_chosen(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_images_of_imagenets_shape_and_sizes_that_were_chosen(tmp_path: Path) ->
     ranks = ("--batch", "8", "--rounds", "1")
     compare(tmp_path / "out", "torch-gloo", "parallelize", *options, *ranks)
     result = load(tmp_path / "out/compare.json")
-    assert [one.void for one in result.rows] == [""] * 8
+    assert [row.void for row in result.rows] == [""] * 8
     assert result.data == "synthetic images of ImageNet's shape"
     page = (tmp_path / "out/compare.html").read_text()
     assert "U-Net, channels x 0.1 (" in page and "samples of 32x32x3" in page and "samples of 16x196" in page

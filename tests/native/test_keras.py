@@ -202,12 +202,12 @@ def test_mistakes_are_reported_to_all_ranks_and_do_no_harm(launcher, monkeypatch
     for rank in range(2):
         for name, text in both.items():
             assert text in message[rank][name], f"rank {rank}, {name}"
-    one = {
+    failed = {
         "kind": ("An object of type set is not a data set. Give NumPy arrays", 1),
         "generator": ("OSError: the disk is gone", 1),
         "file": ("'/proc/none.keras'", 0),
     }
-    for name, (text, rank) in one.items():
+    for name, (text, rank) in failed.items():
         assert text in message[rank][name], name
     assert "Rank 1 cannot go on: InvalidCall: An object of type set" in message[0]["kind"]
     assert "The data set failed in batch 5 on rank 1." in message[0]["generator"]

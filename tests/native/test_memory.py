@@ -177,10 +177,10 @@ def test_a_step_ends_with_a_large_parameter_before_it_begins_with_the_next_one()
         hook.remove()
     assert seen.lengths == [1, 1, 1, 2]
     assert [len(group["params"]) for group in optimizer.param_groups] == [5]
-    for one, other in zip(*(each.param_groups[0]["params"] for each in (expected, optimizer)), strict=True):
-        assert torch.equal(one, other)
+    for left, right in zip(*(each.param_groups[0]["params"] for each in (expected, optimizer)), strict=True):
+        assert torch.equal(left, right)
         for name in ("exp_avg", "exp_avg_sq", "step"):
-            assert torch.equal(expected.state[one][name], optimizer.state[other][name])
+            assert torch.equal(expected.state[left][name], optimizer.state[right][name])
 
 
 @pytest.mark.parametrize("is_alive", [False, True])
@@ -254,14 +254,14 @@ def test_optimizers_that_pytorch_has_in_a_package_of_its_own_step_as_ever(name: 
     if not hasattr(torch.optim, name):
         pytest.skip(f"This PyTorch has no {name}.")
 
-    def made() -> torch.optim.Optimizer:
+    def create_optimizer() -> torch.optim.Optimizer:
         torch.manual_seed(0)
         parameters = [nn.Parameter(torch.randn(1024, 1024)) for _ in range(3)]
         for each in parameters:
             each.grad = torch.randn(each.shape)
         return getattr(torch.optim, name)(parameters)
 
-    expected, optimizer = made(), made()
+    expected, optimizer = create_optimizer(), create_optimizer()
     expected.step()
     view, *_ = parameter_by_parameter(optimizer, (optimizer,), {})[0]
     assert [len(group["params"]) for group in view.param_groups] == [1, 1, 1]
@@ -270,8 +270,8 @@ def test_optimizers_that_pytorch_has_in_a_package_of_its_own_step_as_ever(name: 
         optimizer.step()
     finally:
         hook.remove()
-    for one, other in zip(*(each.param_groups[0]["params"] for each in (expected, optimizer)), strict=True):
-        assert torch.equal(one, other)
+    for left, right in zip(*(each.param_groups[0]["params"] for each in (expected, optimizer)), strict=True):
+        assert torch.equal(left, right)
 
 
 def test_an_optimizer_that_needs_all_parameters_gets_them() -> None:

@@ -75,14 +75,14 @@ class Disk:
 
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
-    made: list[Disk] = []
+    mounted: list[Disk] = []
 
     def make(size: int = 1 << 30, images: Path = tmp_path) -> Disk:
-        made.append(Disk(images / "image", size, tmp_path / f"disk{len(made)}"))
-        return made[-1]
+        mounted.append(Disk(images / "image", size, tmp_path / f"disk{len(mounted)}"))
+        return mounted[-1]
 
     yield make
-    for disk in made:
+    for disk in mounted:
         if os.path.ismount(disk.folder):
             subprocess.run(["umount", disk.folder], check=True)
 

@@ -63,7 +63,7 @@ class Parts:
         return self._model.head(x)
 
 
-def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+def create_network() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = Network()
     return model, torch.optim.AdamW(model.parameters())
@@ -88,7 +88,7 @@ def losses(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
 def limited(folder: Path, *, recompute: bool, room: int = 60) -> tuple[list[float], Plan]:
     """Losses with so many MiB for blocks, and the plan. Afterwards the model is as ever, and so is a copy."""
     with carme_runtime.memory(limit(room), folder) as limited_budget:
-        model, optimizer = made()
+        model, optimizer = create_network()
         model, optimizer = limited_budget.adopt(model, optimizer, recompute=recompute)
         found, plan = losses(model, optimizer), limited_budget.plan()
         twin = copy.deepcopy(model)
@@ -101,7 +101,7 @@ def test_with_a_slow_disk_layers_are_computed_again_to_the_same_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "measured_rates", lambda _: (SLOW, SLOW))
-    alone = losses(*made())
+    alone = losses(*create_network())
     found, never = limited(tmp_path, recompute=False)
     assert found == alone and never.measured_read > 0
     assert never.recomputed.reason == "adopt(..., recompute=True) asks for it"
@@ -127,10 +127,10 @@ def test_a_planner_that_fails_ends_no_training(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(budget, "measured_rates", lambda _: (SLOW, SLOW))
     monkeypatch.setattr(Trace, "traffic", fail)
-    alone, reported = losses(*made()), list[Any]()
+    alone, reported = losses(*create_network()), list[Any]()
     with carme_runtime.memory(limit(60), tmp_path) as limited_budget:
         limited_budget.recompute_called(reported.append)
-        assert losses(*made()) == alone
+        assert losses(*create_network()) == alone
         with pytest.raises(CarmeRuntimeError, match="could not be planned: IndexError"):
             limited_budget.plan()
     assert [each.groups for each in reported] == [0]
@@ -142,13 +142,13 @@ def test_layers_of_models_that_a_script_calls_are_computed_again_without_a_chang
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     monkeypatch.setattr(budget, "measured_rates", lambda _: (SLOW, SLOW))
-    alone, reported = losses(*made()), list[Any]()
+    alone, reported = losses(*create_network()), list[Any]()
     with carme_runtime.memory(limit(60), tmp_path) as limited_budget:
         limited_budget.recompute_called(reported.append)
-        model, optimizer = made()
+        model, optimizer = create_network()
         with torch.no_grad():
             model(torch.ones(2, WIDTH))  # an evaluation is not training
-        model.load_state_dict(made()[0].state_dict())  # it has changed the statistics
+        model.load_state_dict(create_network()[0].state_dict())  # it has changed the statistics
         found = losses(model if whole else Parts(model), optimizer)
         plan = limited_budget.plan()
     assert found == alone

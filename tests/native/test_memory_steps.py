@@ -84,7 +84,10 @@ def test_a_plan_says_whether_the_step_runs_during_the_backward_pass(tmp_path: Pa
         weights = [each.detach().clone() for each in script.model.parameters()]
     torch.manual_seed(0)
     assert all(each.grad is None for each in script.model.parameters())
-    assert all(torch.equal(one, other) for one, other in zip(script.model.parameters(), weights, strict=True))
+    assert all(
+        torch.equal(stepped, copied)
+        for stepped, copied in zip(script.model.parameters(), weights, strict=True)
+    )
 
 
 def twice(script: Script) -> None:
@@ -139,8 +142,8 @@ def test_what_else_is_done_with_gradients_keeps_steps_as_ever(
             optimizer.zero_grad()
         assert script.reason.startswith(reason)
         assert f"after the backward pass: {reason}" in str(script.budget.plan())
-        for one, other in zip(script.model.parameters(), plain.parameters(), strict=True):
-            assert torch.equal(one, other)
+        for stepped, expected in zip(script.model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(stepped, expected)
 
 
 def test_an_optimizer_that_takes_all_parameters_at_once_steps_as_ever(tmp_path: Path) -> None:

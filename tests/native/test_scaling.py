@@ -349,11 +349,11 @@ def test_predicted_buckets_are_those_that_parallelize_makes() -> None:
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(12)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     # A single rank reduces in buckets where it accumulates.
-    made = parallel.Parallel(model, optimizer, Options(accumulate=2))
+    wrapped = parallel.Parallel(model, optimizer, Options(accumulate=2))
     sizes = [4 * p.numel() for p in reversed(list(model.parameters()))]
     limit = fusion.BUCKET_BYTES
     expected = fusion.fill(sizes, [""] * len(sizes), limit, limit)
-    assert [len(bucket.parameters) for bucket in made._buckets] == [len(numbers) for numbers in expected]
+    assert [len(bucket.parameters) for bucket in wrapped._buckets] == [len(numbers) for numbers in expected]
     assert Machine().ranks_per_node == 1
 
 

@@ -75,14 +75,26 @@ def test_a_function_or_class_says_what_it_does_or_is(
 def test_in_cleared_folders_a_variable_says_what_it_holds(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for file in (f"{check_names.CLEARED[0]}/a.py", "elsewhere/a.py"):
+    for file in ("carme/a.py", "elsewhere/a.py"):
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).write_text(f"{line}\nnode, others_of = 1, 2\n")
     for words in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     monkeypatch.setattr(check_names, "ROOT", tmp_path)
     (found,) = check_names.found_variables()
-    assert found.startswith(f"{check_names.CLEARED[0]}/a.py:1: ")
+    assert found.startswith("carme/a.py:1: ")
+
+
+def test_of_a_folder_that_has_some_of_the_words_the_rest_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests/native").mkdir(parents=True)
+    (tmp_path / "tests/native/a.py").write_text("ways = 1\nmade = 2\n")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(check_names, "ROOT", tmp_path)
+    (found,) = check_names.found_variables()
+    assert found.startswith("tests/native/a.py:2: 'made'")
 
 
 def test_what_may_stay_is_there() -> None:

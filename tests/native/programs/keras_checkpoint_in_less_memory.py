@@ -24,7 +24,7 @@ folder = Path(sys.argv[1])
 x = np.random.default_rng(0).normal(size=(8, 1024)).astype("float32")
 
 
-def made(seed: int) -> ck.Model:
+def compiled(seed: int) -> ck.Model:
     """Weights and momentum of 48 MiB each."""
     keras.utils.set_random_seed(seed)
     hidden = [keras.layers.Dense(1024, "relu") for _ in range(12)]
@@ -37,14 +37,14 @@ def losses(model: ck.Model, epochs: int) -> list[float]:
     return model.fit(x, x, 8, epochs=epochs, verbose=0, shuffle=False).history["loss"]
 
 
-model = made(0)
+model = compiled(0)
 losses(model, 1)
 Checkpoints(folder / "free").save(1, model=model, epoch=1).wait()
 expected = losses(model, 2)
 del model
 for where in ("free", "limited"):
     with carme_runtime.memory(most := limit(), spill):
-        model = made(1)
+        model = compiled(1)
         pages.forget_peak()
         assert Checkpoints(folder / where).resume(model=model) == {"step": 1, "epoch": 1}
         if where == "free":

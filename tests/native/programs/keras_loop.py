@@ -43,12 +43,12 @@ def mlp(*first):
     return wrapped(keras.Sequential([*first, keras.layers.Dense(20, "tanh"), keras.layers.Dense(3)]))
 
 
-def optimizer(made):
+def optimizer(plain_optimizer):
     if plain:
-        return made
-    before = made.get_config()
-    ours = tnt.Optimizer(made)
-    assert isinstance(ours, type(made))
+        return plain_optimizer
+    before = plain_optimizer.get_config()
+    ours = tnt.Optimizer(plain_optimizer)
+    assert isinstance(ours, type(plain_optimizer))
     assert ours.get_config() == before
     return ours
 
@@ -141,8 +141,8 @@ def as_a_function():
 
 def unbuilt_in_a_function():
     model = mlp()
-    one = tf.function(step, reduce_retracing=True)
-    losses = train(model, optimizer(keras.optimizers.Adam(0.01)), batches(), step=one)
+    compiled = tf.function(step, reduce_retracing=True)
+    losses = train(model, optimizer(keras.optimizers.Adam(0.01)), batches(), step=compiled)
     return model, [evaluate(model), losses]
 
 
@@ -157,10 +157,10 @@ def automatic():
     """Gradients that no hook sees."""
     model = mlp(keras.Input((12,)))
 
-    def one(*arguments):
+    def automatic_step(*arguments):
         return step(*arguments, automatic=True)
 
-    losses = train(model, optimizer(sgd()), batches(), step=one)
+    losses = train(model, optimizer(sgd()), batches(), step=automatic_step)
     return model, [evaluate(model), losses]
 
 

@@ -100,11 +100,11 @@ def evaluate_with_callbacks(model):
         def on_test_end(self, logs=None):
             self.loss = logs["loss"]
 
-    one, all_ = Tested(), Tested()
-    watching = [all_, tnt.callbacks.Callback(one, aggregate_logs=False)]
+    own, averaged = Tested(), Tested()
+    watching = [averaged, tnt.callbacks.Callback(own, aggregate_logs=False)]
     tested = model.evaluate(x, y, 16, verbose=0, return_dict=True, callbacks=watching)
-    assert all_.loss == tested["loss"]
-    losses = everywhere(np.array([one.loss]))
+    assert averaged.loss == tested["loss"]
+    losses = everywhere(np.array([own.loss]))
     assert size == 1 or losses[0] != losses[-1]
     np.testing.assert_allclose(losses.mean(), tested["loss"], rtol=1e-5)
 
@@ -151,8 +151,8 @@ def saving():
         other.load_weights(folder / "only.weights.h5")
         np.testing.assert_allclose(other.predict(x, verbose=0), outputs, rtol=1e-6)
     both = [loaded, model]
-    for one in both:
-        one.fit(x, y, 16, shuffle=False, verbose=0)
+    for trained in both:
+        trained.fit(x, y, 16, shuffle=False, verbose=0)
     np.testing.assert_allclose(loaded.get_weights()[0], model.get_weights()[0], rtol=1e-5)
     assert (folder / f"rank{size - 1}.keras").exists()
 
@@ -330,12 +330,12 @@ def optimizers():
         _, (_, momentum) = ours.pairs()
         momentum.variables[2].assign(np.full((5, 2), 0.1 * rank, "float32"))
         model = tnt.Model(ours)
-        for one in (model, alone):
-            one.compile()
+        for trained in (model, alone):
+            trained.compile()
         weights = model.get_weights()
         alone.set_weights(tnt.TensorBroadcaster(weights).broadcast(weights))
-        for one in (model, alone):
-            one.fit(x[:44], y[:44], 16, epochs=2, shuffle=False, verbose=0)
+        for trained in (model, alone):
+            trained.fit(x[:44], y[:44], 16, epochs=2, shuffle=False, verbose=0)
         assert same(model), holder
         for mine, other in zip(model.get_weights(), alone.get_weights(), strict=True):
             np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6, err_msg=holder)
@@ -365,12 +365,12 @@ def outputs():
     inputs = keras.Input((6,))
     first: Any = inputs
     first = first[:, :1]
-    made = [
+    results = [
         keras.ops.cast(first > 0, "bool"),
         keras.ops.cast(first * 9, "int8"),
         keras.ops.cast(first, "float32"),
     ]
-    predicted = tnt.Model(inputs, made).predict(x[:43], 16, verbose=0)
+    predicted = tnt.Model(inputs, results).predict(x[:43], 16, verbose=0)
     assert [part.dtype.name for part in predicted] == ["bool", "int8", "float32"]
     assert (predicted[0] == (x[:43, :1] > 0)).all()
     assert (predicted[1] == (x[:43, :1] * 9).astype("int8")).all()
@@ -380,7 +380,7 @@ def outputs():
         shares = 0
 
         def on_epoch_end(self, epoch, logs=None):
-            Count.shares = sum(isinstance(one, Share) for one in gc.get_objects())
+            Count.shares = sum(isinstance(each, Share) for each in gc.get_objects())
 
     def endless():
         while True:

@@ -218,10 +218,10 @@ def compare(case, strategy=PIPELINING, **options):
         alike(values, expected[name], f"{what}: {name}")
     for mine, theirs in zip(ours.get_weights(), reference.get_weights(), strict=True):
         alike(mine, theirs, f"{what}: weights")
-    ours_now, theirs = (one.predict(x, BATCH, verbose=0) for one in (ours, reference))
+    ours_now, theirs = (each.predict(x, BATCH, verbose=0) for each in (ours, reference))
     for mine, other in zip(keras.tree.flatten(ours_now), keras.tree.flatten(theirs), strict=True):
         alike(mine, other, f"{what}: predictions")
-    ours_now, theirs = (one.evaluate(x, y, BATCH, verbose=0) for one in (ours, reference))
+    ours_now, theirs = (each.evaluate(x, y, BATCH, verbose=0) for each in (ours, reference))
     alike(ours_now, theirs, f"{what}: evaluation")
     if plan := ours.plan():
         assert plan.schedule.ranks * plan.replicas == tnt.get_size()
@@ -237,14 +237,14 @@ def states():
     compiled(ours, stateful)
     compiled(reference, stateful)
     for batch in (slice(0, BATCH), slice(BATCH, 2 * BATCH)):
-        both = [one.train_on_batch(x[batch], y[batch]) for one in (ours, reference)]
+        both = [each.train_on_batch(x[batch], y[batch]) for each in (ours, reference)]
         alike(*both, "a batch")
     with pytest.raises(InvalidCall, match=f"keeps the states of {BATCH} samples, and the batch has 9"):
         ours.train_on_batch(x[:9], y[:9])
     # Nor does the batch that is refused change any.
     compiled(ours, stateful)
     compiled(reference, stateful)
-    alike(*(one.train_on_batch(x[:BATCH], y[:BATCH]) for one in (ours, reference)), "after a refused batch")
+    alike(*(each.train_on_batch(x[:BATCH], y[:BATCH]) for each in (ours, reference)), "after a refused batch")
     compare(stateful, micro_batches=1)
     compare(stateful_words, micro_batches=3)
 

@@ -47,8 +47,8 @@ def compiled(model=None, strategy=PIPELINING, **options):
 
 
 def close(ours, theirs):
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, 1e-4, 1e-6)
+    for actual, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(actual, expected, 1e-4, 1e-6)
 
 
 def train(model, **more):

@@ -56,7 +56,7 @@ class Own(keras.Model):
         return self.body(inputs, training=training)
 
 
-def made(seed: int, start: str, kind: str = "functional") -> Any:
+def compiled(seed: int, start: str, kind: str = "functional") -> Any:
     """A compiled model; that of rank 0 has this seed."""
     keras.utils.set_random_seed(seed + 100 * ck.get_rank())
     model = Own() if kind == "own" else keras.Sequential([keras.Input((WIDTH,)), *layers()])
@@ -68,7 +68,7 @@ def made(seed: int, start: str, kind: str = "functional") -> Any:
 
 def trained(seed: int, start: str, kind: str) -> tuple[list[float], list[Any]]:
     """Losses and weights of two fits; the second one begins with what all ranks have."""
-    model = made(seed, start, kind)
+    model = compiled(seed, start, kind)
     losses = []
     for _ in range(2):
         history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
@@ -102,7 +102,7 @@ def equal() -> None:
     keras.utils.set_random_seed(5)
     own = keras.Sequential([keras.Input((WIDTH,)), *layers()])
     callback = Rate()
-    model = made(5, "streamed")
+    model = compiled(5, "streamed")
     model.fit(x, y, batch_size=8, callbacks=[callback], verbose=0)
     if ck.is_master_rank():
         return
@@ -197,7 +197,7 @@ def once() -> None:
     """Neither start sends a kernel, or what the optimizer has of it, twice."""
     send: Any = Group.broadcast
     for start in ("", "streamed"):
-        model = made(5, start)
+        model = compiled(5, start)
         model.optimizer.build(model.trainable_variables)
         sent: list[int] = []
 
@@ -215,7 +215,7 @@ def once() -> None:
 
 def save() -> None:
     """Two epochs; the folder has their end."""
-    model = made(7, "")
+    model = compiled(7, "")
     model.fit(x, y, 8, 2, 0, [ck.callbacks.Checkpoints(folders[0])], shuffle=False)
 
 
@@ -239,7 +239,7 @@ def resume() -> None:
             shutil.copytree(saved, folder)
         world().barrier()
         reads.clear()
-        model = made(20, of_model)  # Dropout may draw from the seed of the process
+        model = compiled(20, of_model)  # Dropout may draw from the seed of the process
         callback = ck.callbacks.Checkpoints(folder, start=of_callback)
         history = model.fit(x, y, 8, 4, 0, [callback], shuffle=False)
         assert history.epoch == [2, 3], (of_model, of_callback, history.epoch)

@@ -51,10 +51,10 @@ def timings(times: float, seed: int, noise: float = 0.05) -> dict[int, float]:
 
 def row(contestant: str, network: str, ranks: int, times: float, **changes: Any) -> Row:
     turns = [Turn(number, ms) for number, ms in timings(times, seed=hash((ranks, times)) % 1000).items()]
-    made = Row(contestant, CONTESTANTS[contestant].title, network, ranks, batch=64, turns=turns)
-    made.parts_ms = {"forward": 20 * times, "optimizer": 5 * times}
-    made.versions, made.user_lines, made.peak_bytes = {"torch": "2.0"}, 12, 300 << 20
-    return dataclasses.replace(made, **changes)
+    base = Row(contestant, CONTESTANTS[contestant].title, network, ranks, batch=64, turns=turns)
+    base.parts_ms = {"forward": 20 * times, "optimizer": 5 * times}
+    base.versions, base.user_lines, base.peak_bytes = {"torch": "2.0"}, 12, 300 << 20
+    return dataclasses.replace(base, **changes)
 
 
 @pytest.fixture
@@ -422,8 +422,8 @@ def test_equal_contestants_are_seldom_called_different_after_three_rounds() -> N
     """Of two equal ones, one is the faster in all of three rounds every fourth time."""
     generator, apart = random.Random(5), 0
     for _ in range(400):
-        one, two = ({number: generator.gauss(10, 1) for number in range(3)} for _ in range(2))
-        found = figures.ratio(one, two)
+        left, right = ({number: generator.gauss(10, 1) for number in range(3)} for _ in range(2))
+        found = figures.ratio(left, right)
         assert found is not None
         apart += figures.is_different(found)
     assert apart <= 40
@@ -448,14 +448,14 @@ def test_nodes_that_others_use_too_are_named(result: Result) -> None:
 
 def test_uncertain_rows_say_how_many_rounds_they_need(result: Result) -> None:
     assert verdict.rounds_needed(result) is None and "rounds would" not in verdict.sentences(result)[2]
-    one = result.rows[0]
-    assert one.step.percent is not None
-    one.limit_percent = one.step.percent / 2  # half as wide takes four times as many
+    first = result.rows[0]
+    assert first.step.percent is not None
+    first.limit_percent = first.step.percent / 2  # half as wide takes four times as many
     needed = verdict.rounds_needed(result)
     # Half of them are the further rounds that such rows get.
     assert needed is not None and 2 * ROUNDS <= needed <= 2 * ROUNDS + 1
     assert f"(about --rounds {needed} would make most certain)" in verdict.sentences(result)[2]
-    one.limit_percent = one.step.percent / 20
+    first.limit_percent = first.step.percent / 20
     needed = verdict.rounds_needed(result)
     assert needed is not None and needed > results.MOST_ROUNDS
     trust = verdict.sentences(result)[2]

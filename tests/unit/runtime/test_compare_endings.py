@@ -61,30 +61,30 @@ def test_a_comparison_that_is_ended_asks_all_to_end_at_once_and_removes_its_fold
 def test_the_folder_of_a_killed_comparison_goes_with_the_next_start_and_no_others(tmp_path: Path) -> None:
     program = (
         "import pathlib, signal, sys; from carme_runtime.compare.work_folder import work_folder\n"
-        "with work_folder(pathlib.Path(sys.argv[1])) as made: print(made, flush=True); signal.pause()"
+        "with work_folder(pathlib.Path(sys.argv[1])) as folder: print(folder, flush=True); signal.pause()"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program, str(tmp_path)]
     (tmp_path / ".compare-mine").mkdir()  # of nobody that holds a lock in it
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        made = Path(process.stdout.readline().strip())
+        folder = Path(process.stdout.readline().strip())
         try:
             with work_folder(tmp_path) as own:
-                assert made.exists(), "it still runs"
+                assert folder.exists(), "it still runs"
                 assert own.exists()
             assert not own.exists()
         finally:
             process.kill()
-    assert made.exists(), "it had no time to remove it"
-    lock = made / "lock"
+    assert folder.exists(), "it had no time to remove it"
+    lock = folder / "lock"
     ours = lock.read_text()
     lock.write_text(f"another-{ours}")
     with work_folder(tmp_path) as own:
-        assert made.exists(), "whether it still runs on its node cannot be seen from here"
+        assert folder.exists(), "whether it still runs on its node cannot be seen from here"
     lock.write_text(ours)
     with work_folder(tmp_path) as own:
-        assert not made.exists()
+        assert not folder.exists()
     assert [path.name for path in tmp_path.iterdir()] == [".compare-mine"]
 
 
@@ -111,13 +111,13 @@ def refuse(event, arguments):
         raise OSError("in use")
 folder, refusing = pathlib.Path(sys.argv[1]), True
 sys.addaudithook(refuse)
-with work_folder(folder) as made:
+with work_folder(folder) as own:
     for name in ("a", "open", "z"):
-        (made / name).touch()
-print(*sorted(path.name for path in made.iterdir()))
+        (own / name).touch()
+print(*sorted(path.name for path in own.iterdir()))
 refusing = False
 with work_folder(folder):
-    print(made.exists())
+    print(own.exists())
 """
 
 

@@ -31,9 +31,11 @@ def test_a_row_with_two_distant_turns_leaves_the_curves_readable() -> None:
     picture = drawings.curves(lines, "speed-up")
     heights = [float(y) for y in re.findall(r'cy="([\d.-]+)"', picture)]
     assert heights[0] - heights[1] > 60
-    one, wide = re.findall(r'<path d="M[\d.]+ [\d.]+ V([\d.-]+)( M[^"]*)?" stroke="red" fill="none"', picture)
+    near, wide = re.findall(
+        r'<path d="M[\d.]+ [\d.]+ V([\d.-]+)( M[^"]*)?" stroke="red" fill="none"', picture
+    )
     assert float(wide[0]) == 14 and wide[1], "it ends at the edge, and is marked as open"
-    assert not one[1]
+    assert not near[1]
 
 
 def test_intervals_that_are_not_long_are_drawn_whole() -> None:

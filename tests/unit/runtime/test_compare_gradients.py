@@ -184,6 +184,6 @@ def test_of_several_ranks_the_one_with_the_largest_distance_counts() -> None:
     near, far, none = ({"a": {"distance": value}} for value in (0.1, 0.2, float("nan")))
     for worst in (far, none):
         entry = Entry(Row("jax", "JAX", "tiny", 2), 1)
-        entry._ask = lambda one=worst, **_: [{"gradients": near}, {"gradients": one}]  # type: ignore[method-assign]
+        entry._ask = lambda distances=worst, **_: [{"gradients": near}, {"gradients": distances}]  # type: ignore[method-assign]
         entry.compare_gradients(Path("file"))
         assert entry.row.gradients == worst

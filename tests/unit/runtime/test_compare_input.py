@@ -120,10 +120,10 @@ def test_reading_is_part_of_a_step_and_making_it_cold_is_not(disk: Path) -> None
         mark("input")
         return float(batch.sum())
 
-    made = worker.Steps(step, 0.0, set(), stored=rank.stored).make(3)
+    report = worker.Steps(step, 0.0, set(), stored=rank.stored).make(3)
     assert calls == ["turn", "step", "step", "step"]
-    assert all(ms < 100 for ms in made["ms"]) and made["parts"]["input"] > 0
-    assert made["losses"] == [pytest.approx(float(ARRAYS[0][number].sum())) for number in range(3)]
+    assert all(ms < 100 for ms in report["ms"]) and report["parts"]["input"] > 0
+    assert report["losses"] == [pytest.approx(float(ARRAYS[0][number].sum())) for number in range(3)]
 
 
 def result(**options: str) -> Result:

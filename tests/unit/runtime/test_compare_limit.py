@@ -49,8 +49,8 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resul
         monkeypatch.setattr(entries.Entry, "end", lambda _: None)
         monkeypatch.setattr(machine, "probe", lambda _: 10.0)
         options: dict[str, Any] = {"rounds": ROUNDS} | plan
-        made = rounds.Plan(tuple(contestants), ("tiny",), (1,), **options)
-        return rounds.compare(made, {}, tmp_path, progress)
+        comparison = rounds.Plan(tuple(contestants), ("tiny",), (1,), **options)
+        return rounds.compare(comparison, {}, tmp_path, progress)
 
     return hold
 

@@ -31,9 +31,9 @@ def test_the_work_has_the_networks_of_the_paper_and_of_its_successors() -> None:
     ],
 )
 def test_with_all_channels_a_network_has_the_published_size(name: str, parameters: int) -> None:
-    made = network_for(name, "imagenet", width=1)
-    assert made.shape == (224, 224, 3) and made.classes == 1000
-    assert made.parameters() == parameters
+    network = network_for(name, "imagenet", width=1)
+    assert network.shape == (224, 224, 3) and network.classes == 1000
+    assert network.parameters() == parameters
 
 
 def test_sizes_are_parameters() -> None:

@@ -178,7 +178,7 @@ def test_the_neighbour_computes_now_and_then(benchmark: Any, monkeypatch: pytest
         assert len(started) == len(os.sched_getaffinity(0))
         assert all(process.poll() is None for process in started)
     assert all(first < last for first, last in spells)
-    assert all(one[1] < two[0] for one, two in itertools.pairwise(spells))
+    assert all(earlier[1] < later[0] for earlier, later in itertools.pairwise(spells))
     assert all(process.poll() is not None for process in started)
 
 

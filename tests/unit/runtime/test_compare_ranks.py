@@ -20,9 +20,9 @@ from patience import HANG
 
 @pytest.fixture
 def door() -> Any:
-    made = Door("127.0.0.1")
-    yield made
-    made.close()
+    opened = Door("127.0.0.1")
+    yield opened
+    opened.close()
 
 
 def beside(function: Callable[[], object]) -> threading.Thread:
@@ -105,9 +105,9 @@ def test_ranks_have_cores_of_their_own(cores: int, threads: int, nodes: int, siz
         for node in range(nodes)
     ]
     for node in own:
-        assert all(len(one) == threads for one in node) and len(set().union(*node)) == threads * size
+        assert all(len(taken) == threads for taken in node) and len(set().union(*node)) == threads * size
     if threads * size * nodes <= cores:
-        assert len(set().union(*(one for node in own for one in node))) == threads * size * nodes
+        assert len(set().union(*(taken for node in own for taken in node))) == threads * size * nodes
 
 
 def test_a_rank_for_which_there_are_no_cores_takes_none() -> None:

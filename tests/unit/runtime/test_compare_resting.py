@@ -111,6 +111,6 @@ def test_who_watches_ends_with_a_rank_that_is_killed_while_it_rests(rank: Any) -
 
 def test_horovods_ranks_rest() -> None:
     """They negotiate a thousand times a second, and had 14 % of the cores of all others."""
-    restless = {name for name, one in CONTESTANTS.items() if one.is_restless}
-    assert restless == {name for name, one in CONTESTANTS.items() if one.backend == "horovod"}
+    restless = {name for name, contestant in CONTESTANTS.items() if contestant.is_restless}
+    assert restless == {name for name, contestant in CONTESTANTS.items() if contestant.backend == "horovod"}
     assert all("HOROVOD_GLOO_TIMEOUT_SECONDS" in CONTESTANTS[name].environment for name in restless)

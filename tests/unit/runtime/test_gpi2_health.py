@@ -73,13 +73,13 @@ def wait_for(expected: set[int], *ranks: Health) -> None:
 
 
 def test_a_rank_that_leaves_is_missed_by_all_others():
-    zero, one, two = join(3)
-    assert [rank.lost() for rank in (zero, one, two)] == [set()] * 3
-    one.close()
-    wait_for({1}, zero, two)
-    zero.close()
-    wait_for({0, 1}, two)
-    two.close()
+    first, second, third = join(3)
+    assert [rank.lost() for rank in (first, second, third)] == [set()] * 3
+    second.close()
+    wait_for({1}, first, third)
+    first.close()
+    wait_for({0, 1}, third)
+    third.close()
 
 
 def test_unauthenticated_peers_are_not_taken_for_ranks():
@@ -97,14 +97,14 @@ def test_unauthenticated_peers_are_not_taken_for_ranks():
                 peer.shutdown(socket.SHUT_WR)
             peers.append(peer)
 
-    zero, one = join(2, knock)
+    first, second = join(2, knock)
     assert len(peers) == 5
     for peer in peers:
         peer.close()
-    assert zero.lost() == one.lost() == set()
-    one.close()
-    wait_for({1}, zero)
-    zero.close()
+    assert first.lost() == second.lost() == set()
+    second.close()
+    wait_for({1}, first)
+    first.close()
 
 
 def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_allowed():
@@ -183,11 +183,11 @@ def beside_a_rank_with_a_child(*arguments: str) -> Iterator[tuple[Health, subpro
     ) as process:
         try:
             pipes = Pipes(process)
-            zero = Health(0, ["127.0.0.1"] * 2, cast(Mail, pipes), time.monotonic() + HANG)
+            first = Health(0, ["127.0.0.1"] * 2, cast(Mail, pipes), time.monotonic() + HANG)
             child = int(pipes.stdout.readline())
-            assert zero.lost() == set()
-            yield zero, process
-            zero.close()
+            assert first.lost() == set()
+            yield first, process
+            first.close()
             os.kill(child, 0)
         finally:
             process.kill()
@@ -197,31 +197,31 @@ def beside_a_rank_with_a_child(*arguments: str) -> Iterator[tuple[Health, subpro
 
 @pytest.mark.parametrize(("fork", "where"), [("python", "elsewhere"), ("other", "here")])
 def test_a_rank_that_ends_is_missed_though_a_child_of_it_lives(fork: str, where: str):
-    with beside_a_rank_with_a_child(fork, where, "waits") as (zero, process):
+    with beside_a_rank_with_a_child(fork, where, "waits") as (first, process):
         process.kill()
-        wait_for({1}, zero)
+        wait_for({1}, first)
 
 
 def test_a_rank_that_leaves_is_missed_though_a_child_of_it_lives():
-    with beside_a_rank_with_a_child("other", "elsewhere", "leaves") as (zero, process):
+    with beside_a_rank_with_a_child("other", "elsewhere", "leaves") as (first, process):
         assert process.stdin
         process.stdin.write("\n")
         process.stdin.flush()
-        wait_for({1}, zero)
+        wait_for({1}, first)
         assert process.poll() is None
 
 
 def test_a_rank_of_the_same_host_is_ended_though_a_child_of_it_lives():
-    with beside_a_rank_with_a_child("other", "here", "waits") as (zero, process):
-        assert zero.kill(1)
+    with beside_a_rank_with_a_child("other", "here", "waits") as (first, process):
+        assert first.kill(1)
         assert process.wait(HANG) == -signal.SIGKILL
-        wait_for({1}, zero)
-        assert zero.kill(1)
+        wait_for({1}, first)
+        assert first.kill(1)
 
 
 def test_a_rank_that_runs_elsewhere_is_not_ended_from_here():
-    with beside_a_rank_with_a_child("python", "elsewhere", "waits") as (zero, process):
-        assert not zero.kill(1)
+    with beside_a_rank_with_a_child("python", "elsewhere", "waits") as (first, process):
+        assert not first.kill(1)
         assert process.poll() is None
 
 
@@ -234,8 +234,8 @@ def test_where_the_system_cannot_end_a_rank_gpi2_has_to(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(name, refuse)
-    zero, one = join(2)
-    assert not zero.kill(1) and zero.lost() == set()
-    one.close()
-    wait_for({1}, zero)
-    zero.close()
+    first, second = join(2)
+    assert not first.kill(1) and first.lost() == set()
+    second.close()
+    wait_for({1}, first)
+    first.close()

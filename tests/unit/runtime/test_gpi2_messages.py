@@ -77,12 +77,12 @@ class Rank:
 
 @pytest.fixture
 def ranks() -> Iterator[list[Rank]]:
-    made: list[Rank] = []
-    made += [Rank(number, made, 2) for number in range(2)]
-    for rank in made:
+    members: list[Rank] = []
+    members += [Rank(number, members, 2) for number in range(2)]
+    for rank in members:
         rank.mail.start()
-    yield made
-    for rank in made:
+    yield members
+    for rank in members:
         rank.runs = True
         rank.mail.close()
 
@@ -116,25 +116,25 @@ def carried(group: Group, content: bytes) -> None:
 
 
 def test_nothing_is_written_for_who_no_longer_waits_for_a_message(groups: list[Group]):
-    zero, one = groups
+    first, second = groups
     dropped, wanted = bytearray(4), bytearray(4)
-    letter = one.receive(dropped, 0)
+    letter = second.receive(dropped, 0)
     del letter
-    letter = one.receive(wanted, 0)
-    carried(zero, b"next")
+    letter = second.receive(wanted, 0)
+    carried(first, b"next")
     assert letter.wait(round(HANG * 1000))
     assert (dropped, wanted) == (bytes(4), b"next")
 
 
 def test_each_of_several_threads_gets_its_message(groups: list[Group], beside: ThreadPoolExecutor):
     """Messages of one sender and tag come in their order, whichever thread looks first."""
-    zero, one = groups
+    first, second = groups
     for turn in range(20):
         buffers = [bytearray(1) for _ in range(3)]
-        letters = [one.receive(buffer, 0) for buffer in buffers]
+        letters = [second.receive(buffer, 0) for buffer in buffers]
         waiting: list[Future[bool]] = [beside.submit(letter.wait) for letter in reversed(letters)]
         for number in range(3):
-            carried(zero, bytes([turn + number]))
+            carried(first, bytes([turn + number]))
             assert waiting[2 - number].result(HANG)
             assert buffers[number] == bytes([turn + number])
 
@@ -163,30 +163,30 @@ class Buffer(bytearray):
 
 
 def test_buffers_outlive_the_group_that_is_at_work_on_them(groups: list[Group]):
-    zero, one = groups
+    first, second = groups
     buffer = Buffer(8)
     ended = weakref.ref(buffer)
-    zero.broadcast(buffer, 1, asynchronous=True)
+    first.broadcast(buffer, 1, asynchronous=True)
     groups.clear()
-    del buffer, zero
+    del buffer, first
     gc.collect()
     assert ended() == bytes(8)
-    one.broadcast(bytearray(b"12345678"), 1)
+    second.broadcast(bytearray(b"12345678"), 1)
     until(lambda: ended() is None)
 
 
 def test_messages_arrive_though_their_sender_drops_group_and_buffer(ranks: list[Rank], groups: list[Group]):
-    zero, one = groups
+    first, second = groups
     ranks[1].runs = False
     contents = [bytes([number]) * MUCH for number in range(3)]
     for content in contents:
-        zero.send(bytearray(content), 1)
+        first.send(bytearray(content), 1)
     groups.clear()
-    del zero
+    del first
     ranks[1].runs = True
     for content in contents:
         buffer = bytearray(MUCH)
-        assert one.receive(buffer, 0).wait(round(HANG * 1000))
+        assert second.receive(buffer, 0).wait(round(HANG * 1000))
         assert buffer == content
 
 
@@ -209,14 +209,14 @@ def test_a_group_that_another_rank_gave_up_is_not_formed_later(ranks: list[Rank]
 
 def test_a_call_ends_in_time_where_a_rank_takes_nothing(ranks: list[Rank], groups: list[Group]):
     """And that one learns it when it goes on, and messages of other groups come whole."""
-    zero, one = groups
+    first, second = groups
     ranks[1].runs = False
     with pytest.raises(Timeout, match="Rank 1 did not come to broadcast"):
-        zero.broadcast(bytearray(MUCH), timeout=10)
+        first.broadcast(bytearray(MUCH), timeout=10)
     assert not ranks[0].mail.post(1, KEY, [bytes(MUCH)], time.monotonic())
     ranks[1].runs = True
     with pytest.raises(PeerLost, match="Rank 0 gave up: Rank 1 did not come to broadcast"):
-        one.broadcast(bytearray(MUCH))
+        second.broadcast(bytearray(MUCH))
     whole = bytes(range(256)) * (MUCH // 256)
     assert ranks[0].mail.post(1, KEY, [whole], time.monotonic() + HANG)
     assert ranks[1].mail.take(0, KEY, time.monotonic() + HANG) == whole

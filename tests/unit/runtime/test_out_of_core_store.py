@@ -63,7 +63,7 @@ class Program:
         return block
 
     def run(
-        self, uses: list[Block], made: Callable[[], list[Block]] = list, *, changes: bool = True
+        self, uses: list[Block], create: Callable[[], list[Block]] = list, *, changes: bool = True
     ) -> list[Block]:
         """One operation, which changes what it uses or does not. Returns what it made."""
         writes = uses if changes else []
@@ -71,7 +71,7 @@ class Program:
         planned = self.steps.begin("operation", uses)
         labels = tuple(block.label for block in uses)
         self.store.acquire(uses, writes, planned.made_bytes if planned else 2 * SIZE)
-        blocks = made()
+        blocks = create()
         self.store.release(uses)
         self.steps.end(Operation("operation", labels, labels if changes else ()), planned, blocks)
         self.steps.look_ahead(self.store)
@@ -165,9 +165,9 @@ def test_what_a_step_makes_and_loses_is_not_moved_where_all_fits(program: Progra
     weights = [program.new_block() for _ in range(20)]
     for _ in range(4):
         for weight in weights:
-            (made,) = program.run([weight], lambda: [program.new_block()])
-            program.run([weight, made])
-            made.owner.ended = True  # type: ignore[attr-defined]
+            (result,) = program.run([weight], lambda: [program.new_block()])
+            program.run([weight, result])
+            result.owner.ended = True  # type: ignore[attr-defined]
         program.end_step()
     assert program.steps.followed
     assert program.store.read == program.store.written == 0
@@ -352,14 +352,14 @@ def test_room_for_what_is_made_later_is_not_taken_by_what_comes_early(program: P
     program.store.capacity = 16 * SIZE
     weights = [program.new_block() for _ in range(24)]
 
-    def made() -> list[Block]:
+    def create_blocks() -> list[Block]:
         return [program.new_block() for _ in range(6)]
 
     surprises = 0
     for _ in range(6):
         surprises = program.store.surprises
         for weight in weights:
-            for block in program.run([weight], made):
+            for block in program.run([weight], create_blocks):
                 block.owner.ended = True  # type: ignore[attr-defined]
             program.run([weight])
         program.end_step()
@@ -375,9 +375,9 @@ def test_results_that_can_leave_in_one_step_and_not_in_another_change_no_step(pr
     for step in range(8):
         for place, weight in enumerate(weights):
             is_block = (place + step) % 7 > 0
-            made = program.run([weight], lambda: [program.new_block()] if is_block else [])  # noqa: B023
-            program.run([weight, *made])
-            for block in made:
+            results = program.run([weight], lambda: [program.new_block()] if is_block else [])  # noqa: B023
+            program.run([weight, *results])
+            for block in results:
                 block.owner.ended = True  # type: ignore[attr-defined]
         program.end_step()
         followed.append(program.steps.followed)
@@ -394,9 +394,9 @@ def test_what_the_record_lacks_after_a_step_went_another_way_is_added_to_it(prog
         if step >= 3:
             program.run([weights[0]])
         while saved:
-            made = saved.pop()
-            program.run([weights[len(saved)], *made])
-            end(made)
+            results = saved.pop()
+            program.run([weights[len(saved)], *results])
+            end(results)
         program.end_step()
         followed.append(program.steps.followed)
     assert followed == [False, True, True, False, True, True, True, True]
@@ -412,14 +412,14 @@ def test_what_is_a_block_for_the_first_time_is_planned_from_the_next_step_on(pro
     for step in range(6):
         saved = [program.run([w], lambda: [program.new_block()] if step else []) for w in weights]  # noqa: B023
         while saved:
-            made = saved.pop()
-            program.run([weights[len(saved)], *made], changes=False)
-            end(made)
+            results = saved.pop()
+            program.run([weights[len(saved)], *results], changes=False)
+            end(results)
         program.store.settle()
         program.end_step()
         assert program.steps.followed == (step > 0)
     assert program.steps.trace is not None and program.steps.order is not None
-    assert len(program.steps.trace.made) == len(weights)
+    assert len(program.steps.trace.made_at) == len(weights)
     fewest = program.steps.trace.traffic(program.steps.order.room, 1.0, 1.0).moved
     assert 0 < sum(program.steps.moved) <= 1.05 * fewest + SIZE
 
@@ -429,10 +429,10 @@ def test_which_of_two_results_can_leave_changes_no_step(program: Program) -> Non
     for step in range(6):
         for weight in weights:
             places = (0, 1) if step == 0 else (step % 2,)
-            made = program.run([weight], lambda: [program.new_block(place=each) for each in places])  # noqa: B023
+            results = program.run([weight], lambda: [program.new_block(place=each) for each in places])  # noqa: B023
             for used in (0, 1):
-                program.run([weight, *(block for block in made if block.place == used)])
-            end(made)
+                program.run([weight, *(block for block in results if block.place == used)])
+            end(results)
         program.end_step()
         assert program.steps.followed == (step > 0)
 
@@ -458,9 +458,9 @@ def test_what_each_step_takes_from_the_one_before_changes_no_step(program: Progr
         assert program.steps.followed == (step > 0)
     trace, order = program.steps.trace, program.steps.order
     assert trace is not None and order is not None
-    assert sorted(trace.carried) == sorted(trace.made)
+    assert sorted(trace.carried) == sorted(trace.made_at)
     # Both are used in the next step, and their places are free from their last use there on.
-    assert [trace.next_use(label, len(trace) - 1) - len(trace) for label in trace.made] == [11, 0]
+    assert [trace.next_use(label, len(trace) - 1) - len(trace) for label in trace.made_at] == [11, 0]
     fewest = trace.traffic(order.room, 1.0, 1.0).moved
     assert 0 < sum(program.steps.moved) <= 1.05 * fewest + SIZE
 
@@ -486,7 +486,7 @@ def test_what_a_step_hands_on_may_grow(program: Program, *, is_longer: bool) -> 
         trace = program.steps.trace
         assert trace is not None
         assert dict(trace.operations[5].makes).items() <= trace.sizes.items()
-        assert [trace.sizes[label] for label in trace.made] == [size]
+        assert [trace.sizes[label] for label in trace.made_at] == [size]
         assert all(trace.sizes[there] == trace.sizes[label] for label, there in trace.carried.items())
     assert program.steps.order is not None and program.steps.followed
 
@@ -530,7 +530,7 @@ def test_what_a_step_leaves_behind_is_gone_when_it_was_gone_in_the_step_before(p
         assert program.steps.followed == (step > 0)
     trace, order = program.steps.trace, program.steps.order
     assert trace is not None and order is not None
-    assert {trace.left_until(label) for label in trace.made} == {len(weights)}
+    assert {trace.left_until(label) for label in trace.made_at} == {len(weights)}
     assert sum(program.steps.moved) <= 1.05 * trace.traffic(order.room, 1.0, 1.0).moved + SIZE
 
 

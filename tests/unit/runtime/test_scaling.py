@@ -60,7 +60,7 @@ def alexnet(seconds: float) -> Profile:
 
 def small(**changes: object) -> Profile:
     """Four layers of 1 MiB, whose gradients come one after the other. A sample costs 1 ms, a batch 8 ms."""
-    made = Profile(
+    profile = Profile(
         "Small",
         "cpu",
         64,
@@ -68,7 +68,7 @@ def small(**changes: object) -> Profile:
         0.0,
         tuple(Gradient(f"layer{n}", MIB, (1 - n / 4, 1 - n / 4)) for n in range(4)),
     )
-    return dataclasses.replace(made, **changes)  # pyright: ignore[reportArgumentType]
+    return dataclasses.replace(profile, **changes)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_paper_strong_scaling_of_alexnet_stalls_after_a_few_dozen_nodes() -> None:
@@ -143,7 +143,7 @@ def test_reducing_gets_half_of_the_core_while_the_rank_computes() -> None:
 
 def test_zeros_of_gradients_do_not_travel_between_nodes() -> None:
     """A quarter of each gradient is filled: 2.5 ms instead of 10; with three others 0.58 of 15 ms."""
-    gradients = tuple(dataclasses.replace(one, filled=(0.25, 0.25)) for one in small().gradients)
+    gradients = tuple(dataclasses.replace(gradient, filled=(0.25, 0.25)) for gradient in small().gradients)
     links = Links(((0, 0.0), (MIB, 10_000.0)), "measured")
     profile = small(gradients=gradients)
     assert simulate(profile, 2, 64, Machine(links)).communication == pytest.approx(2.5)
@@ -154,7 +154,9 @@ def test_zeros_of_gradients_do_not_travel_between_nodes() -> None:
 
 def sparse(part: float) -> Profile:
     """`small()`, of whose gradients this part is filled whatever the batch."""
-    return small(gradients=tuple(dataclasses.replace(one, filled=(part, part)) for one in small().gradients))
+    return small(
+        gradients=tuple(dataclasses.replace(gradient, filled=(part, part)) for gradient in small().gradients)
+    )
 
 
 def test_zeros_are_copied_within_a_node_that_has_two_ranks() -> None:
@@ -220,10 +222,10 @@ def test_ways_to_reduce_are_those_of_the_core() -> None:
 
 def test_ranks_of_a_node_share_its_link() -> None:
     links = parse_network("10 Gbit/s, 20 us")
-    one = allreduce_ms(Machine(links), 4, 64 * MIB)[0]
-    two = allreduce_ms(Machine(links, ranks_per_node=2), 4, 64 * MIB)[0]
+    alone = allreduce_ms(Machine(links), 4, 64 * MIB)[0]
+    paired = allreduce_ms(Machine(links, ranks_per_node=2), 4, 64 * MIB)[0]
     within = allreduce_ms(Machine(links, ranks_per_node=4), 4, 64 * MIB)[0]
-    assert within < two < one
+    assert within < paired < alone
 
 
 @pytest.mark.parametrize(
@@ -275,9 +277,9 @@ def test_the_interval_holds_the_prediction_and_grows_with_what_is_unknown() -> N
 
 def test_the_simulation_itself_is_unsure_as_soon_as_ranks_communicate() -> None:
     """By more than steps on one rank differ, however well the links are known."""
-    one, two = predict(small(), Machine(parse_network("100 Gbit/s, 1 us")), upto=2).strong
-    assert (one.high - one.low) / one.step.ms < 0.12
-    assert (two.high - two.low) / two.step.ms > 0.15
+    alone, paired = predict(small(), Machine(parse_network("100 Gbit/s, 1 us")), upto=2).strong
+    assert (alone.high - alone.low) / alone.step.ms < 0.12
+    assert (paired.high - paired.low) / paired.step.ms > 0.15
 
 
 def test_what_would_move_the_limit() -> None:
@@ -286,13 +288,13 @@ def test_what_would_move_the_limit() -> None:
     assert "bf16 on the wire" in what and "a network four times as fast" in what
     assert all(remedy.faster > 1 for remedy in prediction.remedies)
     starved = predict(small(input=Input(200, 2)), upto=16)
-    assert "staged data, or more workers that load it" in [one.what for one in starved.remedies]
+    assert "staged data, or more workers that load it" in [remedy.what for remedy in starved.remedies]
 
 
 def test_what_would_move_the_limit_of_memory() -> None:
     """A larger batch is no remedy where a rank has no memory for it. What does not run is not faster."""
     roomy, tight = (small(memory=Memory(100, 10, 100 + count * 10)) for count in (128, 64))
-    assert [one.what for one in predict(roomy, upto=1).remedies] == ["a batch of 128 instead of 64"]
+    assert [remedy.what for remedy in predict(roomy, upto=1).remedies] == ["a batch of 128 instead of 64"]
     assert predict(tight, upto=1).remedies == ()
     beyond = predict(tight, upto=1, batch=128)
     assert beyond.strong[-1].limit == "memory"
@@ -396,7 +398,7 @@ def test_results_are_files(tmp_path: Path) -> None:
 
 def test_results_say_which_runtimes_can_read_them() -> None:
     """Version 2, whose gradients have three fields, unless zeros were found: it does not know them."""
-    plain, full, zeros = (json.loads(to_json(one)) for one in (small(), sparse(1.0), sparse(0.25)))
+    plain, full, zeros = (json.loads(to_json(profile)) for profile in (small(), sparse(1.0), sparse(0.25)))
     assert plain == full and plain["version"] == 2 and zeros["version"] == 3
     assert all(set(each) == {"name", "bytes", "ready"} for each in plain["gradients"])
     assert all(each["filled"] == [0.25, 0.25] for each in zeros["gradients"])

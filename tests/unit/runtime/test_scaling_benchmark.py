@@ -60,11 +60,11 @@ def test_a_knee_is_right_within_one_step_of_two(benchmark: Any) -> None:
 
 
 def test_knees_are_judged_where_there_are_several_numbers_of_ranks(benchmark: Any) -> None:
-    one = {2: {"1": {"mlp": [turn(100, 55, 60, 52)]}}}
-    names = [row["name"] for row in benchmark.table(one, {})]
+    small = {2: {"1": {"mlp": [turn(100, 55, 60, 52)]}}}
+    names = [row["name"] for row in benchmark.table(small, {})]
     assert names[0] == "predicted_step_ms_mlp_2_1gbit" and "knee_within_a_step" not in names
-    two = one | {4: {"1": {"mlp": [turn(100, 30, 50, 26)]}}}
-    names = [row["name"] for row in benchmark.table(two, {"mlp": 70.0})]
+    both = small | {4: {"1": {"mlp": [turn(100, 30, 50, 26)]}}}
+    names = [row["name"] for row in benchmark.table(both, {"mlp": 70.0})]
     assert names[1] == "predicted_step_ms_mlp_4_1gbit" and names[-2:] == ["knee_within_a_step", "knee_exact"]
 
 

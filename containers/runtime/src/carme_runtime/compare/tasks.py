@@ -69,10 +69,10 @@ class Task:
         apart = {name: np.zeros(value.shape) for name, value in self.weights.items()}
         for rank in range(ranks):
             x, y = self.share(rank, ranks)
-            one, other = gradients(self.network, self.weights, x[0], y[0])
-            for name, value in one.items():
+            first, second = gradients(self.network, self.weights, x[0], y[0])
+            for name, value in first.items():
                 total[name] += value / ranks
-                apart[name] += (value - other[name]) / ranks
+                apart[name] += (value - second[name]) / ranks
         # Some of the values on kinks are on one side and some on the other. What these change may be more
         # than what all change together.
         return total, {name: 2 * float(np.linalg.norm(value)) for name, value in apart.items()}

@@ -344,8 +344,10 @@ def look_at_weights(callbacks: Any, here: World) -> bool:
                 f"{type(each).__name__} has save_freq={each.save_freq}, and the model is in stages then.",
                 "Use save_freq='epoch'.",
             )
-    looks = any(not isinstance(each, BLIND) or getattr(each, "restore_best_weights", False) for each in flat)
-    return bool(here.table([looks]).any())
+    need_weights = any(
+        not isinstance(each, BLIND) or getattr(each, "restore_best_weights", False) for each in flat
+    )
+    return bool(here.table([need_weights]).any())
 
 
 def _own_folder(tensorboard: Any, rank: int) -> None:

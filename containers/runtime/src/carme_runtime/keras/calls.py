@@ -59,7 +59,9 @@ class Call:
     @property
     def normalises_batches(self) -> bool:
         """Whether it looks at the whole batch in training."""
-        return any(isinstance(one, keras.layers.BatchNormalization) and one.trainable for one in self.layers)
+        return any(
+            isinstance(layer, keras.layers.BatchNormalization) and layer.trainable for layer in self.layers
+        )
 
     @property
     def draws_otherwise(self) -> bool:

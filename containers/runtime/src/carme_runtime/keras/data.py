@@ -230,9 +230,9 @@ class Shares(DataAdapter):
             if self._divided is None or not loader.persistent_workers:
                 # Arrays give the same sample each time; a data set of one's own may change it at random.
                 arrays = isinstance(self._source, _adapters.ArrayDataAdapter)
-                look = loader.dataset.__getitems__ if arrays else None
+                fetch = loader.dataset.__getitems__ if arrays else None
                 sampler = _ShareSampler(
-                    loader.batch_sampler, rank, size, look and (lambda at: _first(look(at)))
+                    loader.batch_sampler, rank, size, fetch and (lambda at: _first(fetch(at)))
                 )
                 self._divided = sampler, _with_sampler(loader, sampler)
             sampler, divided = self._divided

@@ -42,16 +42,16 @@ class Extras:
         values = dict(zip(self._symbols, tensors, strict=False))
         attach(values, dict(zip(self._masked, tensors[len(self._symbols) :], strict=True)))
         with states_of_rows(self._stateful, rows):
-            made = self._step.call(values, training)
-        made += [mask_of(made[place]) for place in self._makes]
+            results = self._step.call(values, training)
+        results += [mask_of(results[place]) for place in self._makes]
         if self._adds:
-            made.append(self._added(keras.ops.shape(tensors[0])[0], scope))
-        return made
+            results.append(self._added(keras.ops.shape(tensors[0])[0], scope))
+        return results
 
     def _added(self, samples: Any, scope: Any) -> Any:
-        losses = [one for layer in self._layers for one in layer._losses] if scope is None else scope.losses
+        losses = [loss for layer in self._layers for loss in layer._losses] if scope is None else scope.losses
         kind = keras.backend.floatx()
-        total = sum((keras.ops.sum(keras.ops.cast(one, kind)) for one in losses), keras.ops.zeros((), kind))
+        total = sum((keras.ops.sum(keras.ops.cast(loss, kind)) for loss in losses), keras.ops.zeros((), kind))
         if scope is None:
             self._step.operation._clear_losses()
         return keras.ops.broadcast_to(total, (samples,))

@@ -140,7 +140,7 @@ def _alike(symbol: Any, other: Any) -> bool:
     """Whether two symbols are the same value. Copies of a model compute masks anew, which nobody uses."""
     if symbol is other:
         return True
-    histories: list[Any] = [getattr(one, "_keras_history", None) for one in (symbol, other)]
+    histories: list[Any] = [getattr(each, "_keras_history", None) for each in (symbol, other)]
     if any(history is None or isinstance(history.operation, keras.Layer) for history in histories):
         return False
     (first, place), (second, another) = ((h.operation, h.tensor_index) for h in histories)
@@ -149,8 +149,8 @@ def _alike(symbol: Any, other: Any) -> bool:
     nodes = [h.operation._inbound_nodes[h.node_index].arguments for h in histories]
     sources = [arguments._flat_arguments for arguments in nodes]
     return len(sources[0]) == len(sources[1]) and all(
-        _alike(one, two) if isinstance(one, keras.KerasTensor) else repr(one) == repr(two)
-        for one, two in zip(*sources, strict=True)
+        _alike(left, right) if isinstance(left, keras.KerasTensor) else repr(left) == repr(right)
+        for left, right in zip(*sources, strict=True)
     )
 
 

@@ -40,7 +40,7 @@ def refuse(model: Any) -> None:
 
 def draws_random(layers: Iterable[Any]) -> bool:
     """Whether one of these layers draws random numbers in training."""
-    return any(_draws(one) for one in layers)
+    return any(_draws(layer) for layer in layers)
 
 
 def _draws(layer: Any) -> bool:

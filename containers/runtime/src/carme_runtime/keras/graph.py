@@ -204,8 +204,8 @@ class GraphSteps(Steps):
         for metric in metrics:
             metric.reset_state()
         logs = step(data)
-        one = tf.ones((), "float64")
-        for v, earlier, own in zip(variables, before, self._by_share(variables, one), strict=True):
+        whole_batch = tf.ones((), "float64")
+        for v, earlier, own in zip(variables, before, self._by_share(variables, whole_batch), strict=True):
             v.assign(earlier + tf.cast(own, v.dtype))
         return logs | {name: value for name, value in model.get_metrics_result().items() if name in logs}
 

@@ -106,22 +106,22 @@ class _Trace:
                     self._carried.losses.add(step.number)
                     scope.losses.clear()
                 self._note_changes(step, set(scope.state_mapping))
-        made, values = self._carried, self._values
-        made.results = [key for key in self._found.results if mask_of(values[key]) is not None]
-        made.shapes = {key: tuple(value.shape)[1:] for key, value in values.items()}
+        carried, values = self._carried, self._values
+        carried.results = [key for key in self._found.results if mask_of(values[key]) is not None]
+        carried.shapes = {key: tuple(value.shape)[1:] for key, value in values.items()}
         self._keep_needed()
-        return made
+        return carried
 
     def _call(self, step: Step) -> None:
-        values, made = self._values, self._carried
+        values, carried = self._values, self._carried
         given = {symbol: values[key] for symbol, key in step.given.items()}
         masks = {symbol: mask for symbol, value in given.items() if (mask := mask_of(value)) is not None}
         if all(owner in masks for owner in step.masks.values()):
             given = {symbol: value for symbol, value in given.items() if symbol not in step.masks}
         else:
-            made.passed.add(step.number)
-        roots = {symbol: made.root(step.given[symbol]) for symbol in masks}
-        made.taken[step.number] = {symbol: root for symbol, root in roots.items() if symbol in given}
+            carried.passed.add(step.number)
+        roots = {symbol: carried.root(step.given[symbol]) for symbol in masks}
+        carried.taken[step.number] = {symbol: root for symbol, root in roots.items() if symbol in given}
         outputs = step.call(given, training=True)
         for key, output in zip(step.outputs, outputs, strict=True):
             values[key] = output
@@ -130,10 +130,10 @@ class _Trace:
             if mask is None:
                 continue
             if is_plain_dropout(step.operation, step.node):
-                made.roots[key] = next(iter(made.taken[step.number].values()))
+                carried.roots[key] = next(iter(carried.taken[step.number].values()))
             else:
-                made.masked.add(key)
-                made.from_input |= {key: same[0]} if same else {}
+                carried.masked.add(key)
+                carried.from_input |= {key: same[0]} if same else {}
 
     def _note_changes(self, step: Step, changed: set[int]) -> None:
         for layer in step.layers:
@@ -152,13 +152,13 @@ class _Trace:
 
     def _keep_needed(self) -> None:
         """Leave out masks that nobody looks at."""
-        made = self._carried
-        needed = set(made.of_results)
+        carried = self._carried
+        needed = set(carried.of_results)
         for step in reversed(self._found.steps):
             if not isinstance(step.operation, keras.Layer) and not needed.intersection(step.outputs):
-                made.taken[step.number] = {}
-            needed.update(made.takes(step).values())
-        made.masked &= needed
+                carried.taken[step.number] = {}
+            needed.update(carried.takes(step).values())
+        carried.masked &= needed
 
 
 class Unknown(Exception):
@@ -170,11 +170,11 @@ class OutputMasks:
 
     Args:
         found: The model, with masks beside the values.
-        made: What its calls make besides.
+        carried: What its calls make besides.
     """
 
-    def __init__(self, found: Flattened, made: Carried) -> None:
-        self._found, self._made = found, made
+    def __init__(self, found: Flattened, carried: Carried) -> None:
+        self._found, self._carried = found, carried
         self._maker = {key: step for step in found.steps for key in step.outputs}
         self._values: dict[int, Any] = {}
         self._masks: dict[int, Any] = {}
@@ -185,13 +185,13 @@ class OutputMasks:
         self._values, self._masks = dict(zip(self._found.inputs, inputs, strict=True)), {}
         self._samples = len(inputs[0])
         try:
-            return [self._mask(key) for key in self._made.of_results]
+            return [self._mask(key) for key in self._carried.of_results]
         finally:
             self._values, self._masks = {}, {}
 
     def _mask(self, key: int) -> Any:
         if key not in self._masks:
-            same = self._made.from_input.get(key)
+            same = self._carried.from_input.get(key)
             self._masks[key] = self._computed(key) if same is None else self._mask(same)
         return self._masks[key]
 
@@ -208,10 +208,10 @@ class OutputMasks:
         # Of its inputs, merging layers need the shapes only.
         symbols = {id(t): t for t in step.node.arguments.keras_tensors}
         stand_ins = {
-            symbol: keras.ops.zeros((self._samples, *self._made.shapes[step.given[symbol]]), tensor.dtype)
+            symbol: keras.ops.zeros((self._samples, *self._carried.shapes[step.given[symbol]]), tensor.dtype)
             for symbol, tensor in symbols.items()
         }
-        taken = self._made.taken[step.number]
+        taken = self._carried.taken[step.number]
         masks = {symbol: self._mask(key) for symbol, key in taken.items()}
         (tensors,), _ = step.node.arguments.fill_in(stand_ins)
         (own,), _ = step.node.arguments.fill_in(masks)
@@ -232,7 +232,7 @@ class OutputMasks:
             raise Unknown
         step = self._maker[key]
         given = {symbol: self._value(source) for symbol, source in step.given.items()}
-        taken = self._made.taken.get(step.number, {})
+        taken = self._carried.taken.get(step.number, {})
         attach(given, {symbol: self._mask(source) for symbol, source in taken.items()})
         self._values |= zip(step.outputs, step.call(given, training=False), strict=True)
         return self._values[key]

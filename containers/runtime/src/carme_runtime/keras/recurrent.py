@@ -19,7 +19,7 @@ from carme_runtime.keras.world import World
 
 def stateful_layers(layers: Sequence[Any]) -> list[Any]:
     """Those that keep their states."""
-    return [one for one in layers if isinstance(one, keras.layers.RNN) and one.stateful]
+    return [layer for layer in layers if isinstance(layer, keras.layers.RNN) and layer.stateful]
 
 
 @contextlib.contextmanager
@@ -30,13 +30,13 @@ def states_of_rows(layers: Sequence[Any], rows: Any) -> Iterator[None]:
         layers: Of `stateful_layers`.
         rows: Their numbers, as a tensor; None: states are zero, and none is written.
     """
-    for one in layers:
-        vars(one)["call"] = _call_of_rows(one, one.call, rows)
+    for layer in layers:
+        vars(layer)["call"] = _call_of_rows(layer, layer.call, rows)
     try:
         yield
     finally:
-        for one in layers:
-            vars(one).pop("call", None)
+        for layer in layers:
+            vars(layer).pop("call", None)
 
 
 def _call_of_rows(layer: Any, call: Callable[..., Any], rows: Any) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from carme_runtime.keras.optimizer import as_they_are, reducing
 from carme_runtime.keras.stage_loops import LoopingSteps
 from carme_runtime.keras.stages import Wanted
 from carme_runtime.keras.tensorflow_passes import sum_of_gradients
-from carme_runtime.keras.tensorflow_pipeline import TensorFlowPipeline, made_plan, request_of, without_tapes
+from carme_runtime.keras.tensorflow_pipeline import TensorFlowPipeline, agreed_plan, request_of, without_tapes
 from carme_runtime.keras.world import World
 
 
@@ -76,14 +76,14 @@ class TensorFlowPipelineSteps(LoopingSteps):
         stages = self.stages or wanted.stages
         request = request_of(wanted, self._graph, len(example[0]), world, whole_batch, stages, state)
         try:
-            made = without_tapes(lambda: made_plan(self._graph, example, request, wanted.memory, world))
+            plan = without_tapes(lambda: agreed_plan(self._graph, example, request, wanted.memory, world))
         except CarmeRuntimeError as error:
             if strategies.plans_only():
                 strategies.refuse_plan(error, world.rank)
             raise
         if strategies.plans_only():
-            strategies.show_plan(str(made), world.rank)
-        pipe = TensorFlowPipeline(self._graph, made, world)
+            strategies.show_plan(str(plan), world.rank)
+        pipe = TensorFlowPipeline(self._graph, plan, world)
         for name, v in self._graph.variables.items():
             self._give_out(v)
             if pipe.stage not in pipe.owners(name):

@@ -51,11 +51,11 @@ class _Measurement:
                 timings[name].append(timing)
         operators = tuple(
             dataclasses.replace(
-                one,
-                timings=tuple(timings[one.name]),
-                held_bytes=sum(largest[name].bytes for name in one.outputs),
+                operator,
+                timings=tuple(timings[operator.name]),
+                held_bytes=sum(largest[name].bytes for name in operator.outputs),
             )
-            for one in self._graph.operators
+            for operator in self._graph.operators
         )
         values = tuple(
             dataclasses.replace(
@@ -122,7 +122,7 @@ class _Measurement:
             results = self._run(call, values)
             forward = time.perf_counter() - began
         began = time.perf_counter()
-        targets = [one for one in results if one.dtype.is_floating]
+        targets = [result for result in results if result.dtype.is_floating]
         if targets and (given or sources):
             tape.gradient(targets, [*given, *sources])
         return 1000 * forward, 1000 * (time.perf_counter() - began)

@@ -62,22 +62,22 @@ class Passes:
 
     Args:
         calls: The model.
-        made: The plan.
+        plan: The one on which all ranks agreed.
         line: The ranks of this pipeline, by stage, for no other use.
         ranks: Their numbers in the run.
     """
 
-    def __init__(self, calls: Calls, made: Plan, line: World, ranks: list[int]) -> None:
+    def __init__(self, calls: Calls, plan: Plan, line: World, ranks: list[int]) -> None:
         self._tf: Any = import_module("tensorflow")
-        self._calls, self._plan, self._line = calls, made, line
+        self._calls, self._plan, self._line = calls, plan, line
         self.stage = line.rank
-        self._pieces = [p for p, holder in enumerate(made.schedule.holders) if holder == self.stage]
+        self._pieces = [p for p, holder in enumerate(plan.schedule.holders) if holder == self.stage]
         by_name = {call.name: call for call in calls.calls}
-        operators = made.graph.operators
-        self._own = {p: [by_name[operators[at].name] for at in made.pieces.span(p)] for p in self._pieces}
+        operators = plan.graph.operators
+        self._own = {p: [by_name[operators[at].name] for at in plan.pieces.span(p)] for p in self._pieces}
         self._functions: dict[tuple[int, bool], Any] = {}
-        self._post = Post(made, line.mailboxes(boxes_of(made, ranks)), self._packed, self._unpacked)
-        self._schedules = Schedules(made.schedule, made.pieces.channels, made.slots)
+        self._post = Post(plan, line.mailboxes(boxes_of(plan, ranks)), self._packed, self._unpacked)
+        self._schedules = Schedules(plan.schedule, plan.pieces.channels, plan.slots)
         self._held: dict[tuple[int, int], _Held] = {}
         self._outputs: list[list[Any]] = []
         self._gradients: dict[str, Any] = {}
@@ -181,8 +181,8 @@ class Passes:
         with tape or _nothing():
             if tape:
                 tape.watch(list(leaves.values()))
-            names, made = self._run(piece, values, batch.masks[micro], batch.rows[micro], trains)
-            results = dict(zip(names, made, strict=True))
+            names, computed = self._run(piece, values, batch.masks[micro], batch.rows[micro], trains)
+            results = dict(zip(names, computed, strict=True))
             if piece == pieces.count - 1:
                 outputs = [{**values, **results}[name] for name in self._plan.graph.results]
                 if batch.loss is None:
@@ -209,11 +209,11 @@ class Passes:
 
     def _function(self, piece: int, training: bool) -> tuple[list[str], list[str], Any]:
         calls, pieces, graph = self._own[piece], self._plan.pieces, self._plan.graph
-        made = {name for call in calls for name in call.outputs}
+        computed = {name for call in calls for name in call.outputs}
         used = [name for call in calls for name in call.given]
-        taken = [name for name in dict.fromkeys(used) if name not in made]
+        taken = [name for name in dict.fromkeys(used) if name not in computed]
         sent = [n for channel, names in pieces.channels.items() if channel[0] == piece for n in names]
-        sent += [n for n in graph.results if n in made and piece == pieces.count - 1]
+        sent += [n for n in graph.results if n in computed and piece == pieces.count - 1]
         results = list(dict.fromkeys(sent))
 
         def run(values: list[Any], masks: dict[str, Any], rows: Any) -> list[Any]:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 _LAST_STEPS = 50
 
 
-def made_plan(calls: Calls, example: Sequence[Any], request: Request, memory: Any, world: World) -> Plan:
+def agreed_plan(calls: Calls, example: Sequence[Any], request: Request, memory: Any, world: World) -> Plan:
     """The plan on which all ranks agree.
 
     Args:
@@ -127,18 +127,18 @@ def _reference_ms() -> float:
     return reference_ms(lambda: tf.nn.relu(matrix @ matrix).numpy())
 
 
-def _with_batch_norm(made: Plan, calls: Calls, requested: str, world: World) -> Plan:
+def _with_batch_norm(plan: Plan, calls: Calls, requested: str, world: World) -> Plan:
     """The plan with how BatchNormalization is treated, where there is any."""
     if not any(call.normalises_batches for call in calls.calls):
-        return dataclasses.replace(made, batch_norm="")
-    several = made.schedule.micro_batches > 1
+        return dataclasses.replace(plan, batch_norm="")
+    several = plan.schedule.micro_batches > 1
     if not requested and several and world.is_master:
         log.warning(
             "BatchNormalization: each of the %d micro-batches has its own statistics, so results differ from "
             "those of a single process. Give batch_norm='micro' to accept that, 'exact' to change it.",
-            made.schedule.micro_batches,
+            plan.schedule.micro_batches,
         )
-    return dataclasses.replace(made, batch_norm=requested or ("micro" if several else "exact"))
+    return dataclasses.replace(plan, batch_norm=requested or ("micro" if several else "exact"))
 
 
 class TensorFlowPipeline:
@@ -146,15 +146,15 @@ class TensorFlowPipeline:
 
     Args:
         calls: The model.
-        made: The plan.
+        plan: The one on which all ranks agreed.
         world: All ranks, which make this together.
     """
 
-    def __init__(self, calls: Calls, made: Plan, world: World) -> None:
+    def __init__(self, calls: Calls, plan: Plan, world: World) -> None:
         self._tf: Any = import_module("tensorflow")
-        self._calls, self._plan, self._world = calls, made, world
+        self._calls, self._plan, self._world = calls, plan, world
         self._took: list[float] = []
-        stages = made.schedule.ranks
+        stages = plan.schedule.ranks
         self.replica, self.stage = divmod(world.rank, stages)
         ranks = list(range(self.replica * stages, (self.replica + 1) * stages))
         world.tidy_mailboxes()
@@ -168,7 +168,7 @@ class TensorFlowPipeline:
             for owners in shared
             if self.stage in owners
         }
-        self._passes = Passes(calls, made, world.some(ranks), ranks)
+        self._passes = Passes(calls, plan, world.some(ranks), ranks)
 
     @property
     def ends_here(self) -> bool:
@@ -249,11 +249,11 @@ class TensorFlowPipeline:
                     "A second backward pass through the same outputs of a model in stages is not possible.",
                     "Call the model again, or make the gradients of a sum of the losses.",
                 )
-            made = without_tapes(lambda: self._passes.call_backward(held, sizes, gradients))
+            by_name = without_tapes(lambda: self._passes.call_backward(held, sizes, gradients))
             held.clear()
-            made = self._reduced(made)
+            by_name = self._reduced(by_name)
             self._average_statistics()
-            return [None, *(tf.convert_to_tensor(made[n]) if n in made else None for n in names)]
+            return [None, *(tf.convert_to_tensor(by_name[n]) if n in by_name else None for n in names)]
 
         @tf.custom_gradient
         def connected(*_: Any) -> Any:

@@ -76,7 +76,9 @@ class LayerCall(nn.Module):
     @property
     def normalises_batches(self) -> bool:
         """Whether it looks at the whole batch in training."""
-        return any(isinstance(one, keras.layers.BatchNormalization) and one.trainable for one in self.layers)
+        return any(
+            isinstance(layer, keras.layers.BatchNormalization) and layer.trainable for layer in self.layers
+        )
 
     def defer_statistics(self) -> bool:
         """From now on moving averages wait for `update_statistics`. False: this layer cannot do that."""
@@ -103,13 +105,13 @@ class LayerCall(nn.Module):
         numbers = states.rows(own.start, len(own)) if own is not None and extras.is_stateful else None
         if self._measured:
             with keras.StatelessScope(collect_losses=True) as scope:
-                made = extras.call(tensors, self.training, numbers, scope)
+                results = extras.call(tensors, self.training, numbers, scope)
         elif self._whole_batch and self.training:
             with self._whole_batch.noted() as scope:
-                made = extras.call(tensors, self.training, numbers, scope)
+                results = extras.call(tensors, self.training, numbers, scope)
         else:
-            made = extras.call(tensors, self.training, numbers)
-        return made[0] if len(made) == 1 else tuple(made)
+            results = extras.call(tensors, self.training, numbers)
+        return results[0] if len(results) == 1 else tuple(results)
 
 
 class KerasGraph(SelfTraced):
@@ -170,8 +172,8 @@ class KerasGraph(SelfTraced):
         copied.output(copied.graph_copy(graph, {}))
         traced = graph_of_nodes(self, self, copied, {}, {}, "keras")
         operators = tuple(
-            dataclasses.replace(one, kind=self._kind(one.module) or one.kind)
-            for one in traced.graph.operators
+            dataclasses.replace(described, kind=self._kind(described.module) or described.kind)
+            for described in traced.graph.operators
         )
         traced.graph = dataclasses.replace(traced.graph, operators=operators)
         return traced
@@ -210,22 +212,22 @@ class KerasGraph(SelfTraced):
         name = self._name(operation)
         makes, adds = carried.makes(step), step.number in carried.losses
         if is_plain_dropout(operation, step.node):
-            made = graph.call_function(_DROPOUT, (given[0], float(operation.rate), True))
+            call = graph.call_function(_DROPOUT, (given[0], float(operation.rate), True))
             # Dimension 0 counts samples; the others are known when it is measured.
-            made.meta["val"] = SimpleNamespace(shape=(None, *(0,) * (len(step.node.outputs[0].shape) - 1)))
-            made.meta["nn_module_stack"] = {name: (name, type(operation))}
+            call.meta["val"] = SimpleNamespace(shape=(None, *(0,) * (len(step.node.outputs[0].shape) - 1)))
+            call.meta["nn_module_stack"] = {name: (name, type(operation))}
             if operation.seed is not None:
-                made.meta["draw"] = _Seeded(operation)
+                call.meta["draw"] = _Seeded(operation)
             self.add_module(name, nn.Identity())
         else:
             self.add_module(name, LayerCall(step, self._named_variables(operation), carried, self.states))
             given += [masks[mask] for mask in carried.takes(step).values()]
-            made = graph.call_module(name, tuple(given))
-        made.meta["split"] = step.is_mark
+            call = graph.call_module(name, tuple(given))
+        call.meta["split"] = step.is_mark
         count = len(step.outputs) + len(makes) + adds
-        parts = [made]
+        parts = [call]
         if count > 1:
-            parts = [graph.call_function(operator.getitem, (made, place)) for place in range(count)]
+            parts = [graph.call_function(operator.getitem, (call, place)) for place in range(count)]
         known |= zip(step.outputs, parts, strict=False)
         masks |= zip([step.outputs[place] for place in makes], parts[len(step.outputs) :], strict=False)
         losses += parts[-1:] if adds else []

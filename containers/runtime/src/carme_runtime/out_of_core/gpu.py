@@ -42,7 +42,7 @@ class GpuLimit:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size, self.outside = size, 0
-        self._device, self._looks = device, 0
+        self._device, self._checks = device, 0
         self._margin = max(int(size * _MARGIN), _LEAST_MARGIN)
         self.peak = 0  # bytes, which the allocator's counter leaves out
         total = torch.cuda.get_device_properties(device).total_memory
@@ -63,8 +63,8 @@ class GpuLimit:
 
     def check(self, store: GpuStore, *, often: bool = True, anew: bool = False) -> None:
         """Give the store what others leave of the limit; see `Limit.check`."""
-        self._looks += 1
-        if not often and self._looks % _EVERY:
+        self._checks += 1
+        if not often and self._checks % _EVERY:
             return
         store._collect()
         outside = self.allocated() - store.used
@@ -141,12 +141,12 @@ class GpuOperations(watch.Operations):
     def end_first_step(self) -> None:
         """Libraries take nothing of the GPU's memory that they would not need."""
 
-    def workspace_of(self, func: Any, args: Any, kwargs: Any, made: int) -> tuple[Any, int]:
+    def workspace_of(self, func: Any, args: Any, kwargs: Any, result_bytes: int) -> tuple[Any, int]:
         """The result of an operation, and the bytes that it took besides."""
         before = self.limit.allocated()
         self.limit.forget_peak()
         result = func(*args, **kwargs)
-        return result, max(torch.cuda.max_memory_allocated(self.store.device) - before - made, 0)
+        return result, max(torch.cuda.max_memory_allocated(self.store.device) - before - result_bytes, 0)
 
     def _see_change(self, tensor: torch.Tensor) -> None:
         """A storage that was resized has another size."""

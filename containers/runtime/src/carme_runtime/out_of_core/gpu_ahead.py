@@ -30,7 +30,7 @@ class Growth:
 
     def __init__(self, trace: Trace) -> None:
         operations, sizes = trace.operations, trace.sizes
-        made_in_step = set(trace.made)
+        made_in_step = set(trace.made_at)
         died = {label for operation in operations for label in operation.dies}
         # What a step leaves to the next one is gone there some time.
         left = sum(sizes.get(label, 0) for label in made_in_step - died)

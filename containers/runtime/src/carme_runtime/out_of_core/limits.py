@@ -27,7 +27,7 @@ class Limit:
     def __init__(self, size: int) -> None:
         self.size = size
         self.outside = 0  # bytes that are not blocks
-        self._looks = self._returning = 0
+        self._checks = self._returning = 0
         self._of_files = self._others = 0  # the most bytes outside that are pages of files, and others
         self.drop_library_pages()
         if (now := pages.resident() + pages.page_tables()) + _MARGIN > size:
@@ -45,9 +45,9 @@ class Limit:
             often: Look at each call.
             anew: What was outside before is not.
         """
-        self._looks += 1
+        self._checks += 1
         self._returning = max(self._returning - 1, 0)
-        if not often and self._looks % self._between:
+        if not often and self._checks % self._between:
             return
         if anew:
             self.drop_library_pages()
@@ -57,7 +57,7 @@ class Limit:
         outside = store.outside(collects=often or anew)
         if outside is not None:
             others = outside - of_files
-            others += pages.page_tables() if self._looks % _EVERY == 0 or anew or not self.outside else 0
+            others += pages.page_tables() if self._checks % _EVERY == 0 or anew or not self.outside else 0
             self._others = others if anew else max(self._others, others)
         elif not self.outside:
             return

@@ -87,8 +87,8 @@ class Plan:
     @property
     def transfer_seconds(self) -> float:
         """How long the disk, or the link, works for a step."""
-        ways = self.read / self.read_rate, self.written / self.write_rate
-        return max(ways) if self.both_ways else sum(ways)
+        durations = self.read / self.read_rate, self.written / self.write_rate
+        return max(durations) if self.both_ways else sum(durations)
 
     @property
     def floor_seconds(self) -> float:

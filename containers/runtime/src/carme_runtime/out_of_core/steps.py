@@ -103,13 +103,13 @@ class Steps:
         self._leave_trace()
         return None
 
-    def end(self, operation: Operation, planned: Operation | None, made: Sequence[Block]) -> None:
+    def end(self, operation: Operation, planned: Operation | None, new_blocks: Sequence[Block]) -> None:
         """It has ended.
 
         Args:
             operation: What it was; `makes` is filled in here.
             planned: What `begin` returned.
-            made: Blocks that are new.
+            new_blocks: Those that it made.
         """
         if planned is not None:
             planned.seconds += _SMOOTHING * (operation.seconds - planned.seconds)
@@ -117,20 +117,20 @@ class Steps:
             if lacking := set(operation.writes) - set(planned.writes):
                 planned.writes += tuple(lacking)
                 self._is_amended = True
-            self._match(planned, made)
+            self._match(planned, new_blocks)
             return
-        for block in made:
+        for block in new_blocks:
             self._take(block, block.label)
-        operation.makes = tuple((block.label, block.size) for block in made)
-        operation.places = tuple(block.place for block in made)
+        operation.makes = tuple((block.label, block.size) for block in new_blocks)
+        operation.places = tuple(block.place for block in new_blocks)
         self._record.append(operation)
-        for block in (*made, *(self._by_label[label] for label in operation.uses)):
+        for block in (*new_blocks, *(self._by_label[label] for label in operation.uses)):
             self._sizes[block.label] = block.size
 
     def _are_used(self, trace: Trace, planned: Operation, uses: Sequence[Block]) -> bool:
         """Whether these blocks are those of a recorded operation, but for what changes no order."""
         # What a step before made is not what has its label in this one.
-        former = [block for block in uses if block.made_in < self.count and block.label in trace.made]
+        former = [block for block in uses if block.made_in < self.count and block.label in trace.made_at]
         labels = tuple(block.label for block in uses if block not in former)
         if labels == planned.uses and not former:
             return True
@@ -139,11 +139,11 @@ class Steps:
         free = [label for label in planned.uses if label not in labels and label not in self._missing]
         places: list[tuple[Block, int | None]] = []
         for block in former:
-            same = (each for each in free if each not in trace.made and trace.sizes[each] == block.size)
+            same = (each for each in free if each not in trace.made_at and trace.sizes[each] == block.size)
             places.append((block, place := next(same, None)))
             free = [each for each in free if each != place]
         # What has no block any more is no block in this step.
-        if any(label in trace.made or label in self._by_label for label in free):
+        if any(label in trace.made_at or label in self._by_label for label in free):
             return False
         for block, place in places:
             self._carry(trace, block, self.new_label() if place is None else place)
@@ -160,13 +160,13 @@ class Steps:
         self._is_amended = True
         self._relabel(block, label)
 
-    def _match(self, planned: Operation, made: Sequence[Block]) -> None:
+    def _match(self, planned: Operation, new_blocks: Sequence[Block]) -> None:
         """Give blocks that an operation made the labels that they had in the recorded step."""
         assert self.trace is not None
         places = planned.places or (0,) * len(planned.makes)
         expected = list(zip(planned.makes, places, strict=True))
-        is_whole = len(made) == len(expected)
-        for block in made:
+        is_whole = len(new_blocks) == len(expected)
+        for block in new_blocks:
             found = next(
                 (e for e in expected if e[1] == block.place and (is_whole or e[0][1] == block.size)), None
             )
@@ -244,7 +244,7 @@ class Steps:
             if self._record:
                 self.trace = Trace(self._record, self._sizes, self._leftovers_end, until=self._until)
                 # What was no block in this step, but was one before, the rest of the record lacks.
-                self._additional = {label for label in self._missing if label in self.trace.made}
+                self._additional = {label for label in self._missing if label in self.trace.made_at}
                 self._undated = set(self._additional)
         is_new = self._is_amended or not self.followed
         self._record, self._sizes, self._leftovers_end = [], {}, 0
@@ -260,7 +260,9 @@ class Steps:
         self._until = {}
         self._leftovers.clear()
         if self.trace is not None and not self.followed:
-            self._leftovers.update(each for each in self._by_label.values() if each.label in self.trace.made)
+            self._leftovers.update(
+                each for each in self._by_label.values() if each.label in self.trace.made_at
+            )
         if is_new:
             for block in self._by_label.values():
                 self._look_up(block)
@@ -386,7 +388,7 @@ class Steps:
         highest = max(peak, self._peaks[0][1] if self._peaks else peak) + before
         is_in_next = wrapped > self.now // len(trace)
         for label in operation.uses:
-            if is_in_next and label in trace.made:
+            if is_in_next and label in trace.made_at:
                 continue  # it will be another one
             block = self._by_label.get(trace.carriers.get(label, label) if is_in_next else label)
             if block is None:

@@ -91,7 +91,7 @@ class Trace:
     carried: Mapping[int, int] = field(default_factory=dict)
     until: Mapping[int, int] = field(default_factory=dict)
     carriers: dict[int, int] = field(init=False)  # the other way round
-    made: dict[int, int] = field(init=False)  # the operation that makes a block
+    made_at: dict[int, int] = field(init=False)  # the operation that makes a block
     gone: dict[int, int] = field(init=False)  # the operation after which a block that is made is gone
     clock: list[float] = field(init=False)  # seconds from the step's begin until each operation
     left: dict[int, list[int]] = field(init=False)  # what of the step before is gone by an operation
@@ -99,26 +99,26 @@ class Trace:
     played: int = field(init=False, default=0)  # operations that orders were found with
 
     def __post_init__(self) -> None:
-        self.made = {}
+        self.made_at = {}
         self.renew()
         uses: defaultdict[int, list[int]] = defaultdict(list)
         for position, operation in enumerate(self.operations):
             for block in operation.uses:
                 uses[block].append(position)
             for block, _ in operation.makes:
-                self.made.setdefault(block, position)
+                self.made_at.setdefault(block, position)
         self._uses = dict(uses)
         self.carriers = {there: block for block, there in self.carried.items()}
         # What is left goes in the next step.
         self.left = {}
-        for block in self.made:
+        for block in self.made_at:
             self.left.setdefault(self.left_until(block), []).append(block)
-        self.gone = {block: len(self.operations) + self.left_until(block) for block in self.made}
+        self.gone = {block: len(self.operations) + self.left_until(block) for block in self.made_at}
         for position, operation in enumerate(self.operations):
             self.gone.update(dict.fromkeys(operation.dies, position))
         in_next = {block: self.gone[there] for block, there in self.carried.items() if there in self.gone}
         self.gone.update({block: len(self.operations) + position for block, position in in_next.items()})
-        self.freed, own = [0], self.made.keys() | self.carriers.keys()
+        self.freed, own = [0], self.made_at.keys() | self.carriers.keys()
         for operation in self.operations:
             gone = sum(self.sizes.get(block, 0) for block in operation.dies if block in own)
             self.freed.append(self.freed[-1] + gone - operation.made_bytes)
@@ -142,7 +142,7 @@ class Trace:
         if block in self.carried:
             following = self._uses.get(self.carried[block])
         else:
-            following = None if block in self.made or block in self.carriers else uses
+            following = None if block in self.made_at or block in self.carriers else uses
         return len(self) + following[0] if following else NEVER
 
     def gone_after(self, block: int, position: int) -> float:
@@ -155,7 +155,7 @@ class Trace:
 
     def is_leftover(self, block: int, position: int) -> bool:
         """Whether the block that has this number then is that of the step before."""
-        return position < self.made.get(block, -1)
+        return position < self.made_at.get(block, -1)
 
     @property
     def seconds(self) -> float:
@@ -175,7 +175,7 @@ class Trace:
     @property
     def whole(self) -> int:
         """Bytes that a step needs when nothing is moved: the most that is alive at a time."""
-        alive = sum(self.sizes[block] for block in self._uses if block not in self.made)
+        alive = sum(self.sizes[block] for block in self._uses if block not in self.made_at)
         most = alive
         for operation in self.operations:
             alive += operation.made_bytes
@@ -347,7 +347,7 @@ class _Belady:
         begin = max(self.computed, self.transferred)
         self.computed = self.transferred = begin
         self.idle.clear()
-        leftovers = set(self.trace.made)
+        leftovers = set(self.trace.made_at)
         for position, operation in enumerate(self.trace.operations):
             for block in self.trace.left.get(position, ()):
                 if block in leftovers:

@@ -195,13 +195,13 @@ class Operations(TorchDispatchMode):
         operation.seconds = time.perf_counter() - begin
         return result
 
-    def workspace_of(self, func: Any, args: Any, kwargs: Any, made: int) -> tuple[Any, int]:
+    def workspace_of(self, func: Any, args: Any, kwargs: Any, result_bytes: int) -> tuple[Any, int]:
         """The result of an operation, and the bytes that it took besides."""
         self.store.settle()
         before = pages.resident()
         pages.forget_peak()
         result = func(*args, **kwargs)
-        return result, max(pages.peak() - before - made, 0)
+        return result, max(pages.peak() - before - result_bytes, 0)
 
     def _acquire(self, uses: Sequence[Block], written: Sequence[Block], room: int, wished: int) -> None:
         try:
@@ -221,8 +221,8 @@ class Operations(TorchDispatchMode):
             if sum(map(_bytes, tensors_of(args, kwargs))) + self._shapes.get(key, 0) < _LARGE:
                 self._workspaces[key] = 0
             else:
-                made = self._shapes.get(key, 0)
-                result, self._workspaces[key] = self.workspace_of(func, args, kwargs, made)
+                result_bytes = self._shapes.get(key, 0)
+                result, self._workspaces[key] = self.workspace_of(func, args, kwargs, result_bytes)
                 operation.workspace = self._workspaces[key]
                 return result
         operation.workspace = self._workspaces[key]
@@ -230,7 +230,7 @@ class Operations(TorchDispatchMode):
 
     def _new_blocks(self, result: Any, tensors: Sequence[torch.Tensor]) -> list[Block]:
         """Blocks of what an operation gave that are not of its arguments."""
-        made: list[Block] = []
+        new_blocks: list[Block] = []
         given: set[int] | None = None
         for place, each in enumerate(tensors_of((result,), {})):
             if each.device.type != self.device_type or each.layout is not torch.strided:
@@ -242,8 +242,8 @@ class Operations(TorchDispatchMode):
                 given = {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
             if storage._cdata not in given and (block := self.adopt(storage)) is not None:
                 block.place = place
-                made.append(block)
-        return made
+                new_blocks.append(block)
+        return new_blocks
 
     def _see_change(self, tensor: torch.Tensor) -> None:
         """A storage that was resized has other memory."""

@@ -152,7 +152,7 @@ def layers(repeated: Repeated, sizes: Sequence[int]) -> tuple[Operator, ...]:
         rows = tuple(Timing(size, statistics.median(by_size[size]), 0.0) for size in sorted(by_size))
         if len(rows) == 2:
             operators.append(Operator(name, kinds[name], name, (), (), timings=rows))
-    operators.sort(key=lambda one: -one.timings[-1].forward_ms)
+    operators.sort(key=lambda operator: -operator.timings[-1].forward_ms)
     return tuple(operators[:_LAYERS])
 
 

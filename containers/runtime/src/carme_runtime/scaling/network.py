@@ -60,12 +60,12 @@ def best(links: Links, nodes: int, size: float) -> tuple[str, float]:
     """
     if nodes < 2:
         return "none", 0.0
-    ways = _ways(links, nodes, size)
-    name = min(ways, key=lambda way: ways[way])  # the first of equal ones, as in the core
-    return name, ways[name]
+    by_algorithm = _milliseconds_by_algorithm(links, nodes, size)
+    name = min(by_algorithm, key=by_algorithm.__getitem__)  # the first of equal ones, as in the core
+    return name, by_algorithm[name]
 
 
-def _ways(links: Links, nodes: int, size: float) -> dict[str, float]:
+def _milliseconds_by_algorithm(links: Links, nodes: int, size: float) -> dict[str, float]:
     """The milliseconds of each way to reduce `size` bytes over two nodes or more."""
     cost = links.milliseconds
     power, part, halving = 1, size, 0.0
@@ -74,8 +74,8 @@ def _ways(links: Links, nodes: int, size: float) -> dict[str, float]:
         halving += 2 * cost(part)
     if power != nodes:
         halving += 2 * cost(size)
-    ways = {"direct": cost((nodes - 1) * size), "ring": 2 * (nodes - 1) * cost(size / nodes)}
-    return ways | {"halving": halving}
+    by_algorithm = {"direct": cost((nodes - 1) * size), "ring": 2 * (nodes - 1) * cost(size / nodes)}
+    return by_algorithm | {"halving": halving}
 
 
 def allreduce_ms(machine: Machine, ranks: int, size: float, part: float = 1.0) -> tuple[float, float]:
@@ -98,9 +98,9 @@ def allreduce_ms(machine: Machine, ranks: int, size: float, part: float = 1.0) -
         whole += machine.near.milliseconds(2 * size * (near - 1) / near)
         latency += machine.near.milliseconds(0)
     if nodes > 1:
-        way, _ = best(machine.links, nodes, size * machine.wire)  # chosen before zeros are looked for
-        took = _ways(machine.links, nodes, size * machine.wire * part)[way]
-        rounds = {"direct": 1, "ring": 2 * (nodes - 1), "halving": 2 * (nodes - 1).bit_length()}[way]
+        algorithm, _ = best(machine.links, nodes, size * machine.wire)  # chosen before zeros are looked for
+        took = _milliseconds_by_algorithm(machine.links, nodes, size * machine.wire * part)[algorithm]
+        rounds = {"direct": 1, "ring": 2 * (nodes - 1), "halving": 2 * (nodes - 1).bit_length()}[algorithm]
         whole += took
         latency += rounds * machine.links.milliseconds(0)
     return whole, min(latency, whole)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_LOOKS = 12  # at the optimizer in the time after which a loop counts as one
+_CHECKS = 12  # at the optimizer in the time after which a loop counts as one
 _MOVING = 3  # looks that find further steps: a single one, as before `fit`, is no loop
 
 
@@ -62,7 +62,7 @@ class OwnLoop:
                 if self.goes_on(time.monotonic() - began):
                     found()
                     return
-                pause.wait(self._seconds / _LOOKS)
+                pause.wait(self._seconds / _CHECKS)
 
         threading.Thread(target=check, daemon=True).start()
 

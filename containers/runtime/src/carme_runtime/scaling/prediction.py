@@ -140,9 +140,9 @@ def predict(
     batch = batch or profile.batch
     strong = _points(profile, machine, [n for n in _counts(upto) if n <= batch], batch, STRONG)
     weak = _points(profile, machine, _counts(upto), batch, WEAK)
-    made = Prediction(profile, machine, batch, strong, weak, ())
-    at = next((point for point in strong if point.ranks > made.knee), strong[-1])
-    return replace(made, remedies=_remedies(profile, machine, at, batch))
+    prediction = Prediction(profile, machine, batch, strong, weak, ())
+    at = next((point for point in strong if point.ranks > prediction.knee), strong[-1])
+    return replace(prediction, remedies=_remedies(profile, machine, at, batch))
 
 
 def strong_points(profile: Profile, machine: Machine, counts: Sequence[int]) -> tuple[Point, ...]:
@@ -185,7 +185,7 @@ def binding(profile: Profile, machine: Machine, ranks: int, batch: float) -> str
         FIXED: Change(fixed=0),
     }
     gains = {name: 1 - simulate(profile, ranks, batch, machine, c).ms / step for name, c in without.items()}
-    name = max(gains, key=lambda one: gains[one])
+    name = max(gains, key=lambda limit: gains[limit])
     return name if gains[name] >= _BINDS_FROM else NONE
 
 
@@ -268,5 +268,5 @@ def _remedies(profile: Profile, machine: Machine, point: Point, batch: int) -> t
             faster(simulate(profile, ranks, each, machine, replace(AS_MEASURED, input=0)).ms),
         ),
     ]
-    useful = [one for one in options if one.faster >= 1 + _BINDS_FROM]
-    return tuple(sorted(useful, key=lambda one: -one.faster))
+    useful = [remedy for remedy in options if remedy.faster >= 1 + _BINDS_FROM]
+    return tuple(sorted(useful, key=lambda remedy: -remedy.faster))

@@ -85,9 +85,9 @@ class Probe(ABC):
             end(failure_sentence(error))
 
 
-def _reference(thing: Any) -> Callable[[], Any]:
+def _reference(value: Any) -> Callable[[], Any]:
     """Of something that the script may drop."""
     try:
-        return weakref.ref(thing)
+        return weakref.ref(value)
     except TypeError:
-        return lambda: thing
+        return lambda: value

@@ -129,7 +129,7 @@ class Repeated:
 
     def __init__(self, calls: list[Call], batch: int) -> None:
         self._calls, self._batch = calls, batch
-        used = {one.call for call in calls for one in _results((call.arguments, call.keywords))}
+        used = {result.call for call in calls for result in _results((call.arguments, call.keywords))}
         self._ends = [number for number in range(len(calls)) if number not in used]
         modules = dict.fromkeys(call.module for call in calls)
         own = (p for module in modules for p in module.parameters() if p.requires_grad)
@@ -176,12 +176,12 @@ class Repeated:
         """Something to begin a backward pass from, for each call whose result no other call gets."""
         results: list[list[torch.Tensor]] = []
 
-        def given(one: Any) -> Any:
-            if isinstance(one, Result):
-                return results[one.call][one.place]
-            if one.ndim and len(one) == self._batch:
-                return one[:samples]
-            return one
+        def given(argument: Any) -> Any:
+            if isinstance(argument, Result):
+                return results[argument.call][argument.place]
+            if argument.ndim and len(argument) == self._batch:
+                return argument[:samples]
+            return argument
 
         for number, call in enumerate(self._calls):
             arguments, keywords = mapped(call.arguments, given), mapped(call.keywords, given)
@@ -258,22 +258,22 @@ def tensors(given: Any) -> Iterator[torch.Tensor]:
     if isinstance(given, torch.Tensor):
         yield given
     elif isinstance(given, dict):
-        for one in given.values():
-            yield from tensors(one)
+        for value in given.values():
+            yield from tensors(value)
     elif isinstance(given, (list, tuple)):
-        for one in given:
-            yield from tensors(one)
+        for value in given:
+            yield from tensors(value)
 
 
 def _results(given: Any) -> Iterator[Result]:
     if isinstance(given, Result):
         yield given
     elif isinstance(given, dict):
-        for one in given.values():
-            yield from _results(one)
+        for value in given.values():
+            yield from _results(value)
     elif isinstance(given, (list, tuple)):
-        for one in given:
-            yield from _results(one)
+        for value in given:
+            yield from _results(value)
 
 
 def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
@@ -281,9 +281,9 @@ def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(given, (torch.Tensor, Result)):
         return change(given)
     if type(given) is dict:
-        return {name: mapped(one, change) for name, one in given.items()}
+        return {name: mapped(value, change) for name, value in given.items()}
     if type(given) in (list, tuple):
-        return type(given)(mapped(one, change) for one in given)
+        return type(given)(mapped(value, change) for value in given)
     return given
 
 
@@ -293,5 +293,5 @@ def _loss(result: Any) -> torch.Tensor | None:
     loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
     if isinstance(loss, torch.Tensor) and not loss.ndim:
         several = [loss]
-    sums = [one.sum() for one in several if one.requires_grad and one.is_floating_point()]
+    sums = [tensor.sum() for tensor in several if tensor.requires_grad and tensor.is_floating_point()]
     return torch.stack(sums).sum() if len(sums) > 1 else next(iter(sums), None)

@@ -114,7 +114,7 @@ def timings(runs: Mapping[int, Sequence[tuple[float, float]]]) -> tuple[Timing, 
 def spread(seconds: Sequence[float]) -> float:
     """The relative standard deviation, by deviations from the middle, which single delays do not move."""
     middle = statistics.median(seconds)
-    away = statistics.median(abs(one - middle) for one in seconds)
+    away = statistics.median(abs(value - middle) for value in seconds)
     return 1.4826 * away / middle if middle > 0 else 0.0
 
 

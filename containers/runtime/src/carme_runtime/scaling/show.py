@@ -81,8 +81,8 @@ def advice(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> list
     return lines
 
 
-def _remedy(one: Remedy) -> str:
-    return f"{one.what} ({one.faster:.2f} times as fast)" if one.faster > 1 else one.what
+def _remedy(remedy: Remedy) -> str:
+    return f"{remedy.what} ({remedy.faster:.2f} times as fast)" if remedy.faster > 1 else remedy.what
 
 
 def choice(point: Point) -> str:
@@ -158,7 +158,7 @@ def as_dict(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> dic
         "most_ranks_with_70_percent": prediction.most_ranks(0.7),
         "efficiency_percent": efficiency,
         "most_ranks_with_efficiency": prediction.most_ranks(efficiency / 100),
-        "remedies": [dataclasses.asdict(one) for one in prediction.remedies],
+        "remedies": [dataclasses.asdict(remedy) for remedy in prediction.remedies],
         "advice": advice(prediction, efficiency),
     }
 

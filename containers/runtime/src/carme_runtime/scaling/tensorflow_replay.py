@@ -47,7 +47,7 @@ class TensorFlowStep:
         self.has_parts = type(model).train_step is _train_step_of_keras()
         self.parameters: list[Any] = list(model.trainable_variables)
         self.gpu = next(iter(tf.config.list_logical_devices(_GPU)), None)
-        self._made: dict[int, Callable[[Any], Run]] = {}  # by samples
+        self._passes_by_size: dict[int, Callable[[Any], Run]] = {}  # in samples
         self._is_used = [True] * len(self.parameters)  # whether a gradient comes to each
 
     def measured(self, seconds: float) -> tuple[tuple[Timing, ...], tuple[Gradient, ...]]:
@@ -100,9 +100,9 @@ class TensorFlowStep:
 
     def _run(self, samples: int) -> Run:
         """One step. The first one compiles it."""
-        if samples not in self._made:
-            self._made[samples] = self._passes()
-        return self._made[samples](self._part(samples))
+        if samples not in self._passes_by_size:
+            self._passes_by_size[samples] = self._passes()
+        return self._passes_by_size[samples](self._part(samples))
 
     def _first(self) -> None:
         try:

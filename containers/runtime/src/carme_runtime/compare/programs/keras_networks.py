@@ -88,7 +88,7 @@ class _Builder:
     def _make(self, layer: Layer) -> Any:
         kinds = self.layers
         name = {"name": layer.name} if layer.shapes() else {}
-        made: dict[str, Any] = {
+        builders: dict[str, Any] = {
             "dense": lambda: kinds.Dense(layer.outputs, **name),
             "conv": lambda: kinds.Conv2D(layer.outputs, layer.size, layer.stride, **self.format, **name),
             "relu": kinds.ReLU,
@@ -100,7 +100,7 @@ class _Builder:
             "layer_norm": lambda: kinds.LayerNormalization(epsilon=EPSILON, **name),
             "attention": lambda: kinds.MultiHeadAttention(layer.heads, layer.outputs // layer.heads, **name),
         }
-        return made[layer.kind]()
+        return builders[layer.kind]()
 
 
 def _converted(layer: Layer, weights: dict[str, np.ndarray], channels_first: bool) -> list[np.ndarray]:

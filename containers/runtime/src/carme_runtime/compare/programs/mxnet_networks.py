@@ -108,14 +108,14 @@ class _Attention(nn.HybridBlock):
 
 
 def _sequence(layers: tuple[Layer, ...], is_image: bool) -> Any:
-    made = nn.HybridSequential()
-    with made.name_scope():
-        made.add(*(_block(layer, is_image) for layer in layers))
-    return made
+    sequence = nn.HybridSequential()
+    with sequence.name_scope():
+        sequence.add(*(_block(layer, is_image) for layer in layers))
+    return sequence
 
 
 def _block(layer: Layer, is_image: bool) -> Any:
-    made: dict[str, Any] = {
+    builders: dict[str, Any] = {
         "dense": lambda: nn.Dense(layer.outputs, flatten=False),
         "conv": lambda: nn.Conv2D(layer.outputs, layer.size, layer.stride, layer.padding),
         "relu": lambda: nn.Activation("relu"),
@@ -130,7 +130,7 @@ def _block(layer: Layer, is_image: bool) -> Any:
         "sum": lambda: _Branches(layer, is_image),
         "concat": lambda: _Branches(layer, is_image),
     }
-    return made[layer.kind]()
+    return builders[layer.kind]()
 
 
 def _weighted(layers: tuple[Layer, ...], blocks: Any) -> Iterator[tuple[Layer, Any]]:

@@ -89,7 +89,7 @@ def _sequence(layers: tuple[Layer, ...]) -> nn.Sequential:
 
 
 def _module(layer: Layer) -> nn.Module:
-    made: dict[str, Any] = {
+    builders: dict[str, Any] = {
         "dense": lambda: nn.Linear(layer.inputs, layer.outputs),
         "conv": lambda: nn.Conv2d(layer.inputs, layer.outputs, layer.size, layer.stride, layer.padding),
         "relu": nn.ReLU,
@@ -104,7 +104,7 @@ def _module(layer: Layer) -> nn.Module:
         "sum": lambda: _Branches(layer),
         "concat": lambda: _Branches(layer),
     }
-    return made[layer.kind]()
+    return builders[layer.kind]()
 
 
 def _weighted(layers: tuple[Layer, ...], modules: Any) -> Iterator[tuple[Layer, Any]]:

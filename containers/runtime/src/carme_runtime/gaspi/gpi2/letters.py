@@ -92,7 +92,7 @@ class Letters:
     def sender(self, tag: int, timeout: int) -> int:
         """A member whose message is there, and that no receive expects; -1: none until `timeout`."""
         end = time.monotonic() + timeout / 1000
-        looked = time.monotonic()
+        pinged_at = time.monotonic()
         while True:
             self._check()
             for member in sorted(self._others, key=lambda m: (m < self._next_sender, m)):
@@ -101,8 +101,8 @@ class Letters:
                     return member
             if timeout >= 0 and time.monotonic() >= end:
                 return -1
-            if time.monotonic() - looked > _BETWEEN_PINGS:
-                looked = time.monotonic()
+            if time.monotonic() - pinged_at > _BETWEEN_PINGS:
+                pinged_at = time.monotonic()
                 if not any(self._ping(self._ranks[member]) for member in self._others):
                     raise PeerLost(
                         "All other members were lost before one of them sent a message.",
