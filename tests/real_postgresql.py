@@ -8,7 +8,9 @@ The command finds the server's address in CARME_TEST_DATABASE.
 import contextlib
 import os
 import pwd
+import re
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -20,11 +22,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["in_memory", "is_installed", "new_database", "postgresql"]
+from processes import end
+
+__all__ = ["is_installed", "new_database", "postgresql", "temporary_postgresql"]
 
 #: Where files lie in memory, and the bytes that have to be free there: a server with some databases needs a
 #: quarter.
 _MEMORY, _ENOUGH = Path("/dev/shm"), 1 << 30
+#: Nothing that is in it has to outlive a crash, and its write-ahead log stays far below `_ENOUGH`: by default
+#: that grows to 1 GB.
+_TEMPORARY = ("fsync=off", "max_wal_size=96MB", "min_wal_size=32MB")
+#: The names of the folders of such servers, with the number of the process that has made it.
+_FOLDER = re.compile(r"postgresql-\w+-(\d+)-\w+")
+#: Seconds that an abandoned server gets to end.
+_END_SECONDS = 30.0
 
 
 def is_installed() -> bool:
@@ -32,7 +43,7 @@ def is_installed() -> bool:
     return any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
 
-def in_memory() -> str | None:
+def _in_memory() -> str | None:
     """The folder for the files of a server that nobody needs afterwards; None: the one for temporary files.
 
     Each server and each database is a thousand files. A busy disk takes minutes to make those.
@@ -40,6 +51,49 @@ def in_memory() -> str | None:
     if not _MEMORY.is_dir() or not os.access(_MEMORY, os.W_OK):
         return None
     return str(_MEMORY) if shutil.disk_usage(_MEMORY).free >= _ENOUGH else None
+
+
+@contextlib.contextmanager
+def temporary_postgresql(name: str) -> Iterator[str]:
+    """A server whose files lie in memory, where there is enough, and go with it; its address.
+
+    First it removes those whose process was killed before it could, and stops their servers.
+
+    Args:
+        name: A word about what it is for, in the name of its folder.
+    """
+    for place in {_MEMORY, Path(tempfile.gettempdir())}:
+        _remove_abandoned(place)
+    prefix = f"postgresql-{name}-{os.getpid()}-"
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, dir=_in_memory()) as folder,
+        postgresql(Path(folder), *_TEMPORARY) as address,
+    ):
+        yield address
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove the folders below `place` whose process has gone, after their servers; only our account's."""
+    for folder in place.glob("postgresql-*"):
+        found = _FOLDER.fullmatch(folder.name)
+        with contextlib.suppress(OSError):  # another process may remove it at the same time
+            if found and not Path("/proc", found[1]).exists() and folder.stat().st_uid == os.getuid():
+                _stop(folder / "postgres/data")
+                shutil.rmtree(folder)
+
+
+def _stop(data: Path) -> None:
+    """Stop the server of a folder, if it runs, and wait for its end."""
+    with contextlib.suppress(OSError, ValueError):
+        number = int((data / "postmaster.pid").read_text().partition("\n")[0])
+        server = os.pidfd_open(number)
+        try:
+            # Another program may have got its number.
+            if os.fsencode(data) in Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0"):
+                signal.pidfd_send_signal(server, signal.SIGQUIT)  # at once: nobody needs what it has
+                select.select([server], [], [], _END_SECONDS)
+        finally:
+            os.close(server)
 
 
 @contextlib.contextmanager
@@ -92,7 +146,10 @@ def postgresql(folder: Path, *settings: str) -> Iterator[str]:
     options = ["-c", "listen_addresses=", "-k", data, "-c", "max_connections=100"]
     options += [word for setting in settings for word in ("-c", setting)]
     server = subprocess.Popen(
-        [programs / "postgres", "-D", data / "data", *options], stderr=subprocess.DEVNULL, **who
+        [programs / "postgres", "-D", data / "data", *options],
+        stdout=subprocess.DEVNULL,  # else who reads what this program prints waits for the server's end
+        stderr=subprocess.DEVNULL,
+        **who,
     )
     try:
         while subprocess.run([programs / "pg_isready", "-q", "-h", data], check=False).returncode:
@@ -106,13 +163,14 @@ def postgresql(folder: Path, *settings: str) -> Iterator[str]:
 
 
 def main() -> int:
-    """Run the command of the command line; its exit code."""
-    with (
-        tempfile.TemporaryDirectory(prefix="carme-pg-", dir=in_memory()) as folder,
-        postgresql(Path(folder), "fsync=off") as address,
-    ):
-        environment = os.environ | {"CARME_TEST_DATABASE": address}
-        return subprocess.run(sys.argv[1:], env=environment, check=False).returncode
+    """Run the command of the command line; its exit code. SIGTERM ends the command and the server."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with temporary_postgresql("command") as address:
+        command = subprocess.Popen(sys.argv[1:], env=os.environ | {"CARME_TEST_DATABASE": address})
+        try:
+            return command.wait()
+        finally:
+            end(command)
 
 
 if __name__ == "__main__":

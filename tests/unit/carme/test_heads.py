@@ -22,7 +22,7 @@ from carme.errors import CarmeError
 from carme.heads import Holder, Lease, active_head, address, main, promotion
 from carme.heads.names import own_name, require_two_heads
 from patience import HANG
-from real_postgresql import in_memory, is_installed, postgresql
+from real_postgresql import is_installed, temporary_postgresql
 
 from .head_configuration import SOURCE, configured
 
@@ -49,10 +49,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def server() -> Iterator[str]:
     if not is_installed():
         pytest.skip("PostgreSQL is not installed")
-    with (
-        tempfile.TemporaryDirectory(prefix="carme-heads-", dir=in_memory()) as folder,
-        postgresql(Path(folder), "fsync=off") as address,
-    ):
+    with temporary_postgresql("heads") as address:
         yield address
 
 

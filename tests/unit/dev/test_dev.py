@@ -1,10 +1,12 @@
 """`./dev`: a site on this computer, from its start to its end, as a developer meets it."""
 
 import contextlib
+import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,12 @@ from free_ports import free_port
 from patience import HANG
 
 DEV = Path(__file__).resolve().parents[3] / "dev"
+#: A file that each start needs, as Python has compiled it.
+COMPILED = Path(
+    os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache",
+    f"carme/bytecode{DEV.parent}/carme/src/carme/sandbox",
+    f"supervisor.{sys.implementation.cache_tag}.pyc",
+)
 
 
 def eventually(condition: Callable[[], Any], what: str) -> Any:
@@ -35,7 +43,8 @@ class Dev:
     def __init__(self, *options: str) -> None:
         self.port = free_port()
         # A shell that starts something in the background has it ignore Ctrl-C.
-        command = ["env", "--default-signal=INT", str(DEV), "--port", str(self.port), *options]
+        command = ["env", "--default-signal=INT", "--unset=PYTHONDONTWRITEBYTECODE", str(DEV)]
+        command += ["--port", str(self.port), *options]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -83,6 +92,7 @@ def processes_of(folder: str) -> list[str]:
 
 @pytest.fixture
 def dev(request: pytest.FixtureRequest) -> Iterator[Dev]:
+    COMPILED.unlink(missing_ok=True)
     running = Dev(*getattr(request, "param", ()))
     try:
         yield running
@@ -109,6 +119,7 @@ def test_from_its_start_over_a_login_and_a_job_to_its_end(dev: Dev) -> None:
         eventually(lambda: "here is ada with GPU 0" in browser.get(job).text, "the log is there")
         eventually(lambda: "Exit code" in browser.get(job).text, "the job is over")
     assert len(processes_of(folder)) >= 3
+    assert COMPILED.exists(), "or each start would compile all that its services import"
     assert dev.stop() == 0, "".join(dev.lines)
     assert processes_of(folder) == []
     assert not Path(folder).exists()

@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +17,7 @@ from sqlalchemy import create_engine, inspect
 
 from carme_spawner.hub import main
 from carme_spawner.hub_config import with_driver
-from real_postgresql import in_memory, is_installed, new_database, postgresql
+from real_postgresql import is_installed, new_database, temporary_postgresql
 
 MODELS: Any = orm  # whose attributes are typed as columns, not as what rows have
 #: Calls the program with a site's configuration and a target, which it refuses with a sentence.
@@ -29,10 +28,7 @@ Refused = Callable[[Path, str, str], None]
 def server() -> Iterator[str]:
     if not is_installed():
         pytest.skip("PostgreSQL is not installed")
-    with (
-        tempfile.TemporaryDirectory(prefix="carme-move-", dir=in_memory()) as folder,
-        postgresql(Path(folder), "fsync=off") as address,
-    ):
+    with temporary_postgresql("hub") as address:
         yield address
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -463,6 +464,17 @@ def test_nothing_can_be_changed_meanwhile(
     for page in ("/projects/at/vision/", "/sessions/start/", "/profile/read/", "/projects/at/vision/state/"):
         assert root.send_with(token, page, user="root1", do="close").status_code == 403
     assert Project.objects.get().closed is None
+
+
+def test_a_view_that_is_open_while_the_portal_is_upgraded_stays_read_only(
+    root: Browser, alice: User, broker: FakeBroker
+) -> None:
+    token = root.token("/projects/")
+    session = root.session
+    session["carme-looks-as"] = [alice.pk, time.time()]  # as earlier versions have stored it
+    session.save()
+    assert "You are viewing as alice (read-only)." in text(root.get("/"))
+    assert root.send_with(token, "/profile/read/", user="root1").status_code == 403
 
 
 def test_only_admins_impersonate_and_nobody_impersonates_admins(

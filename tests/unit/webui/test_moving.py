@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from real_postgresql import in_memory, is_installed, new_database, postgresql
+from real_postgresql import is_installed, new_database, temporary_postgresql
 
 from .conftest import FOLDER
 
@@ -71,10 +70,7 @@ assert User.objects.create(username="new").pk == last + 1
 def server() -> Iterator[str]:
     if not is_installed():
         pytest.skip("PostgreSQL is not installed")
-    with (
-        tempfile.TemporaryDirectory(prefix="carme-move-", dir=in_memory()) as folder,
-        postgresql(Path(folder), "fsync=off") as address,
-    ):
+    with temporary_postgresql("portal") as address:
         yield address
 
 

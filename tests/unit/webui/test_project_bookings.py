@@ -52,7 +52,11 @@ RULES = {
     "horizon_days": (1, "at most 1 day ahead"),
     "at_a_time": (1, "1 booking in partition"),
     "share_percent": (40, "At most"),
-    "gpu_hours": (11, "costs 8 GPU-hours, but"),
+    "gpu_hours": (
+        11,
+        r"costs 8 GPU-hours, but (you have|the project 'vision' has) only 7 left of the 11 "
+        r"that (you|it) may book in 28 days\.",
+    ),
     "approval_gpu_hours": (7, ""),
 }
 

@@ -44,6 +44,20 @@ def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, brok
     keep(page, "start-estimate")
 
 
+def test_a_refused_start_keeps_what_was_typed_and_says_why(page: Page, a_life: None) -> None:
+    """The site's own sentence, not the browser's about a number that is too high."""
+    sign_in(page)
+    page.goto("/")
+    page.get_by_text("More options").click()
+    page.get_by_label("Title").fill("Too much")
+    page.get_by_role("group", name="Hardware").get_by_label("Custom").check()
+    page.get_by_label("GPUs per node").fill("9")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.locator(".errorlist")).to_contain_text("9 were requested")
+    expect(page.get_by_label("Title")).to_have_value("Too much")
+    expect(page.get_by_label("GPUs per node")).to_have_value("9")
+
+
 def test_a_session_opens_by_itself_once_when_it_is_ready(page: Page, a_life: None) -> None:
     sign_in(page)
     page.goto("/")
