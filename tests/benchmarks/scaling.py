@@ -484,6 +484,7 @@ class Contest:
         figures = {"predicted": point.step.ms, "low": point.low, "high": point.high, "simple": simple}
         parts = {"compute": point.step.compute, "communication": point.step.communication}
         parts |= {"fixed": point.step.fixed, "host_ms_per_mib": machine.host_ms_per_mib}
+        parts |= {"gathering_ms_per_mib": machine.gathering_ms_per_mib}
         if self.is_alone_timed:
             alone = statistics.median([*alone, *self.alone()])
             parts |= {"alone": alone, "predicted_alone": alone_point.step.ms, "simple_alone": whole}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carme_runtime.compare import checks, tasks, worker
+from carme_runtime.compare import checks, reference, tasks, worker
 from carme_runtime.compare.entries import Entry
 from carme_runtime.compare.layers import Layer, channels_first, channels_last
 from carme_runtime.compare.networks import NETWORKS
@@ -52,6 +52,14 @@ def test_gradients_are_the_slopes_of_the_loss(name: str, width: float) -> None:
         ]
         slope = (ends[0] - ends[1]) / (2 * step)
         assert slope == pytest.approx(length, rel=1e-4, abs=sum(kinks[key] for key in chosen))
+
+
+@pytest.mark.parametrize("name", ["mlp", "tiny"])
+def test_rounding_decides_nothing_in_an_mlp(name: str) -> None:
+    task = tasks.make(NETWORKS[name], NETWORKS[name].batch, seed=1)
+    x, y = task.share(0, 1)
+    first, second = reference.gradients(task.network, task.weights, x[0], y[0])
+    assert first is second
 
 
 def test_ranks_have_the_mean_of_their_gradients() -> None:

@@ -1,11 +1,13 @@
 """Batches that steps of a comparison read from files, in the kernel's memory or not."""
 
 import os
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,13 @@ import pytest
 
 from carme_runtime.compare import command, report, stored, worker
 from carme_runtime.compare.differences import difference
+from carme_runtime.compare.door import Line
+from carme_runtime.compare.entries import Entry
 from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.programs import Work
 from carme_runtime.compare.results import Result, Row, Turn
 from carme_runtime.compare.stored import COLD, INPUTS, MEMORY, WARM, Stored
+from patience import HANG
 
 RANDOM = np.random.default_rng(1)
 SHARED_MEMORY = Path("/dev/shm")
@@ -96,34 +101,93 @@ def test_a_file_system_in_memory_is_refused_for_cold_files() -> None:
     assert "--output" in str(error.value) and "--input warm" in str(error.value)
 
 
-def test_reading_is_part_of_a_step_and_making_it_cold_is_not(disk: Path) -> None:
-    """By a file that takes long to be read, and longer to leave the memory."""
+def test_reading_is_part_of_a_step_and_making_it_cold_is_not(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that moves by these alone: 2 s to read a batch, 100 s to let the file leave the memory."""
     rank = work(COLD, disk)
     batches = rank.batches(ARRAYS[0])
     (file,) = rank.stored
     calls: list[str] = []
+    now = 0.0
 
-    def slow(name: str, call: Callable[[], None], seconds: float) -> Callable[[], None]:
+    def passes(name: str, call: Callable[[], None]) -> Callable[[], None]:
         def called() -> None:
+            nonlocal now
             calls.append(name)
-            time.sleep(seconds)
+            now += 100
             call()
 
         return called
 
-    file.before_turn = slow("turn", file.before_turn, 0.1)  # type: ignore[method-assign]
-    file.before_step = slow("step", file.before_step, 0.1)  # type: ignore[method-assign]
+    file.before_turn = passes("turn", file.before_turn)  # type: ignore[method-assign]
+    file.before_step = passes("cold", file.before_step)  # type: ignore[method-assign]
 
     def step(number: int, mark: Callable[[str], None]) -> float:
+        nonlocal now
+        calls.append("step")
         assert not file.is_in_memory
         batch = batches[number]
+        now += 2
         mark("input")
         return float(batch.sum())
 
-    report = worker.Steps(step, 0.0, set(), stored=rank.stored).make(3)
-    assert calls == ["turn", "step", "step", "step"]
-    assert all(ms < 100 for ms in report["ms"]) and report["parts"]["input"] > 0
+    steps = worker.Steps(step, 0.0, set(), stored=rank.stored)
+    clock = SimpleNamespace(perf_counter=lambda: now, process_time=lambda: 0.0)
+    monkeypatch.setattr(worker, "time", clock)
+    report = steps.make(3)
+    assert calls == ["turn", *["cold", "step"] * 3]
+    assert report["ms"] == [2000.0] * 3 and report["parts"]["input"] == pytest.approx(2000)
     assert report["losses"] == [pytest.approx(float(ARRAYS[0][number].sum())) for number in range(3)]
+
+
+@pytest.fixture
+def lines() -> Iterator[tuple[Line, Line]]:
+    """Both ends of a rank's line."""
+    ends = tuple(map(Line, socket.socketpair()))
+    yield ends[0], ends[1]
+    for end in ends:
+        end.close()
+
+
+def test_a_rank_whose_file_has_left_the_memory_waits_for_the_others(lines: tuple[Line, Line]) -> None:
+    """Before its step, which would wait for them in a collective."""
+    here, there = lines
+    calls: list[str] = []
+    file: Any = SimpleNamespace(before_turn=lambda: None, before_step=lambda: calls.append("cold"))
+
+    def step(number: int, mark: Callable[[str], None]) -> float:
+        calls.append("step")
+        return 1.0
+
+    steps = worker.Steps(step, 0.0, set(), stored=[file])
+    with ThreadPoolExecutor() as beside:
+        serving = beside.submit(worker.serve, there, steps, lambda seconds: {}, lambda reference: {})
+        here.send(steps=2, meets=True)
+        for before in (["cold"], ["cold", "step", "cold"]):
+            assert here.receive(HANG) == {"ready": True} and calls == before
+            here.send(begin=True)
+        assert here.receive(HANG)["losses"] == [1.0, 1.0]
+        here.send(steps=1)
+        assert here.receive(HANG)["losses"] == [1.0]
+        here.send(end=True)
+        serving.result(HANG)
+
+
+@pytest.mark.parametrize("source", INPUTS)
+def test_ranks_meet_before_each_step_where_files_leave_the_memory(
+    source: str, lines: tuple[Line, Line]
+) -> None:
+    here, there = lines
+    tried = Entry(Row("jax", "JAX", "tiny", 1), 1, input=source, _lines=[here])
+    with ThreadPoolExecutor() as beside:
+        making = beside.submit(tried.make, 2)
+        assert there.receive(HANG) == {"steps": 2, "meets": source == COLD}
+        for _ in range(2 * (source == COLD)):
+            there.send(ready=True)
+            assert there.receive(HANG) == {"begin": True}
+        there.send(losses=[1.0, 2.0])
+        assert making.result(HANG) == [{"losses": [1.0, 2.0]}]
 
 
 def result(**options: str) -> Result:

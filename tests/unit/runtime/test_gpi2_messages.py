@@ -190,6 +190,33 @@ def test_messages_arrive_though_their_sender_drops_group_and_buffer(ranks: list[
         assert buffer == content
 
 
+def test_a_message_arrives_though_its_receiver_drops_the_group(ranks: list[Rank], groups: list[Group]):
+    zero, one = groups
+    buffer = bytearray(4)
+    letter = one.receive(buffer, 0)
+    carried(zero, b"here")
+    sent(ranks[0])
+    ended = weakref.ref(one._group)
+    groups.clear()
+    del one
+    gc.collect()
+    until(lambda: not ranks[1].mail._forgotten)
+    assert letter.wait(round(HANG * 1000)) and buffer == b"here"
+    del letter
+    until(lambda: ended() is None and not ranks[1].mail._inboxes)
+
+
+def test_a_message_for_a_group_that_has_ended_leaves_nothing(ranks: list[Rank], groups: list[Group]):
+    zero, one = groups
+    groups.clear()
+    del one
+    gc.collect()
+    until(lambda: not ranks[1].mail._inboxes)
+    carried(zero, b"late")
+    sent(ranks[0])
+    assert not ranks[1].mail._inboxes
+
+
 def test_a_rank_does_not_leave_before_its_messages_do(ranks: list[Rank], groups: list[Group]):
     with ranks[0].mail._sending[1]:  # as if another message was on its way
         groups[0].send(bytearray(b"last"), 1)

@@ -11,6 +11,7 @@ import pytest
 
 from carme_runtime import fusion, scaling
 from carme_runtime.graph import Links, Operator, Timing
+from carme_runtime.graph.files import typed
 from carme_runtime.scaling import (
     Gradient,
     Input,
@@ -121,6 +122,29 @@ def test_buckets_travel_while_backpropagation_runs() -> None:
 def test_what_communication_takes_from_the_computing_host_is_counted() -> None:
     machine = Machine(Links(((0, 0.0), (MIB, 1.0)), "measured"), host_ms_per_mib=2.0)
     assert simulate(small(), 2, 64, machine).ms == pytest.approx(72 + 8, abs=0.1)
+
+
+@pytest.mark.parametrize("wire", [1.0, 0.5])
+def test_gathering_takes_as_much_from_the_host_whatever_travels(wire: float) -> None:
+    """2 ms of each of four MiB, in bf16 and of zeros, too."""
+    free = Links(((0, 0.0), (MIB, 0.0)), "free")
+    machine = Machine(free, wire=wire, gathering_ms_per_mib=2.0)
+    for profile in (small(), sparse(0.25)):
+        assert simulate(profile, 2, 64, machine).communication == pytest.approx(8)
+
+
+def test_gathering_delays_buckets_but_not_their_reducing() -> None:
+    """3 ms of each of four buckets: the last one begins at 48 + 12 ms, and takes 10 ms as ever."""
+    machine = Machine(Links(((0, 0.0), (MIB, 10_000.0)), "measured"), gathering_ms_per_mib=3.0)
+    assert simulate(small(), 2, 64, machine).communication == pytest.approx(12 + 10)
+
+
+def test_machines_of_earlier_results_are_read() -> None:
+    """Their host's work has what gathering took in it."""
+    machine = Machine(Links(((0, 0.0), (MIB, 10.0)), "measured"), host_ms_per_mib=2.0)
+    content = json.loads(json.dumps(dataclasses.asdict(machine)))
+    del content["gathering_ms_per_mib"]
+    assert typed(Machine, content) == machine
 
 
 def test_reducing_gets_half_of_the_core_while_the_rank_computes() -> None:

@@ -60,6 +60,7 @@ def test_nodes_that_no_agents_join_are_not_to_be_had(local: Launch) -> None:
     code, out, errors = local("--nodes", "2", "--", "true", **BATCH).wait()
     assert (code, out) == (2, "")
     assert "--nodes 2 was requested, but no agents of Carme join the nodes of this job. Submit" in errors
+    assert "all ranks start" not in errors
 
 
 def test_options_behind_a_script_are_its_own_with_a_message(local: Launch, script: Script) -> None:

@@ -20,7 +20,7 @@ from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.machine import ENTRY
 from carme_runtime.compare.pythons import environment_of
 from carme_runtime.compare.results import Row
-from carme_runtime.compare.stored import MEMORY
+from carme_runtime.compare.stored import COLD, MEMORY
 from carme_runtime.compare.worker import INPUT, PRECISION, SLOWER, THREADS
 
 _START = ["-c", "from carme_runtime.commands import run; run()"]
@@ -85,7 +85,11 @@ class Entry:
     def make(self, steps: int) -> list[dict[str, Any]]:
         """So many steps of all ranks, and what each says of them; none if it fails, and the row is void."""
         try:
-            return self._ask(steps=steps)
+            for line in self._lines:
+                line.send(steps=steps, meets=self.input == COLD)
+            for _ in range(steps if self.input == COLD else 0):
+                self._let_ranks_meet()
+            return [line.receive(TURN_SECONDS) for line in self._lines]
         except Lost as error:
             self.fail(f"it did not go on: {error}")
             return []
@@ -118,6 +122,13 @@ class Entry:
         except Lost as error:
             return {"why": self._give_up(f"the probe did not go on: {error}")}
         return next((answer for answer in answers if "why" in answer), answers[0])
+
+    def _let_ranks_meet(self) -> None:
+        """Let all begin a step when all are ready for it: else who waits for others would count it."""
+        for line in self._lines:
+            line.receive(TURN_SECONDS)
+        for line in self._lines:
+            line.send(begin=True)
 
     def _ask(self, **order: float | str) -> list[dict[str, Any]]:
         """The answers of all ranks. Raises Lost."""

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     Weights = dict[str, np.ndarray]
     Axes = tuple[int, ...]
 
-#: The part of values that rounding in float32 may change: twice the most that PyTorch changed in a ResNet-20
-#: with images of 64x64, of millions of values. One value on the wrong side moves a gradient by 0.1 % there.
-_KINK = 16e-6
+#: The part of values that rounding in float32 may change in a network of a few layers without convolutions.
+_KINK = 4e-6
+#: The same in all others: twice the most that PyTorch changed in a ResNet-20 with images of 64x64, of
+#: millions of values. One value on the wrong side moves a gradient by 0.1 % there.
+_KINK_OF_DEEP = 16e-6
+_SHALLOW = frozenset({"dense", "relu"})
 
 
 def loss(network: Network, weights: Weights, inputs: np.ndarray, targets: np.ndarray) -> float:
@@ -47,11 +50,12 @@ def gradients(
     def start(logits: np.ndarray) -> np.ndarray:
         return _cross_entropy(logits, targets)[1]
 
-    first = _Pass(exact, 1)
+    kink = _KINK if all(layer.kind in _SHALLOW for layer in network.layers) else _KINK_OF_DEEP
+    first = _Pass(exact, 1, kink)
     _backward(first, network.layers, inputs.astype(np.float64), start)
     if not first.has_kinks:
         return first.found, first.found
-    second = _Pass(exact, -1)
+    second = _Pass(exact, -1, kink)
     _backward(second, network.layers, inputs.astype(np.float64), start)
     return first.found, second.found
 
@@ -177,25 +181,26 @@ class _Pass:
     Args:
         weights: Of the network.
         side: 1 or -1: which one of two values counts where rounding alone decides.
+        kink: The part of values that rounding may change.
         found: The gradients by weights.
         has_kinks: Whether there are such values.
     """
 
     weights: Weights
     side: int
+    kink: float
     found: Weights = field(default_factory=dict)
     has_kinks: bool = False
 
+    def margin(self, values: np.ndarray) -> float:
+        """How close to each other values are that rounding in float32 may order."""
+        import numpy as np
 
-def _margin(values: np.ndarray) -> float:
-    """How close to each other values are that rounding in float32 may order."""
-    import numpy as np
-
-    return _KINK * float(np.sqrt(np.mean(np.square(values))))
+        return self.kink * float(np.sqrt(np.mean(np.square(values))))
 
 
 def _is_positive(run: _Pass, values: np.ndarray) -> np.ndarray:
-    margin = _margin(values)
+    margin = run.margin(values)
     run.has_kinks |= bool(((abs(values) < margin) & (values != 0)).any())
     return (values > -margin) & (values != 0) if run.side > 0 else values > margin
 
@@ -306,7 +311,7 @@ def _back_of_pool(run: _Pass, layer: Layer, values: np.ndarray, gradient: np.nda
     n, height, width, channels = values.shape
     of_padded = np.zeros((n, height + 2 * half, width + 2 * half, channels))
     left, count = gradient.copy(), np.zeros(gradient.shape, np.int8)
-    least = _apply(layer, {}, values) - _margin(values)
+    least = _apply(layer, {}, values) - run.margin(values)
     both = list(zip(_windows(layer, values), _parts(layer, of_padded), strict=True))
     for (_, _, part), (_, _, of_part) in both[:: run.side]:
         is_largest = part >= least

@@ -125,8 +125,13 @@ class Steps:
         self._local_size, self._settle, self._stored = local_size, settle, stored
         self._number = 0
 
-    def make(self, count: int) -> dict[str, Any]:
-        """So many steps, and what the rank's cores did beside them."""
+    def make(self, count: int, meet: Callable[[], object] = lambda: None) -> dict[str, Any]:
+        """So many steps, and what the rank's cores did beside them.
+
+        Args:
+            count: Of steps.
+            meet: Waits until all ranks are as far, before each step that begins.
+        """
         losses: list[float] = []
         times: list[float] = []
         parts: dict[str, float] = {}
@@ -136,6 +141,7 @@ class Steps:
         for _ in range(count):
             for file in self._stored:
                 file.before_step()
+            meet()
             last = begin = time.perf_counter()
 
             def mark(part: str) -> None:
@@ -178,10 +184,14 @@ def serve(
             rest()
         return line.receive()
 
+    def meet() -> None:
+        line.send(ready=True)
+        line.receive()
+
     peak = None
     while not (order := awaited()).get("end"):
         if "steps" in order:
-            line.send(**steps.make(int(order["steps"])))
+            line.send(**steps.make(int(order["steps"]), meet if order.get("meets") else lambda: None))
         elif "gradients" in order:
             line.send(gradients=compared(Path(order["gradients"])))
         else:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from carme_runtime.collectives.errors import InvalidCall
-from carme_runtime.keras.data import Share, mark_of, rows, share, too_small
+from carme_runtime.keras.data import Share, mark_of, rows, share
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.optimizer import loop, take_over
 from carme_runtime.keras.stages import PipelineSteps, Wanted
@@ -157,12 +157,11 @@ class LoopingSteps(PipelineSteps):
                 "Give all ranks the whole batch: carme_runtime.keras.data.Dataset(..., num_ranks=1), and "
                 "what a step draws at random by a keras.random.SeedGenerator.",
             )
-        if total < self._world.replicas:
-            raise too_small(total, self._world.replicas)
         return share(total, self._world.replica, self._world.replicas)
 
     def _of_replicas(self, tensor: Any, part: Share) -> Any:
-        """An output of all replicas' shares; gradients come back to that of this one."""
+        """An output of all replicas' shares; gradients come back to that of this one, which may be empty."""
+        tensor = tensor[: part.samples]
         array = np.array(keras.ops.convert_to_numpy(self._detached(tensor)), order="C")
         # All ranks of a replica have the same.
         everyone = self._world.concatenate(array if self._pipe.stage == 0 else array[:0], "outputs")

@@ -104,10 +104,10 @@ class TorchPipelineSteps(LoopingSteps):
         self._step(self._model.optimizer, own)
 
     def _trained(self, inputs: Sequence[torch.Tensor], part: Share) -> list[torch.Tensor]:
-        outputs = self._pipe.train()(*inputs)
+        outputs = self._pipe.train().outputs(inputs, counted=None if part.samples else 0)
         flat = list(outputs) if isinstance(outputs, tuple) else [outputs]
         # The pipeline takes gradients of a mean over this replica's share.
-        factor = part.total / part.samples
+        factor = part.total / part.samples if part.samples else 0.0
         for tensor in flat if factor != 1 else ():
             if tensor.requires_grad:
                 tensor.register_hook(lambda gradient: gradient * factor)

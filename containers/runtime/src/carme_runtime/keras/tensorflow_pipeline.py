@@ -229,7 +229,8 @@ class TensorFlowPipeline:
 
         Args:
             inputs: What the model is called with; the same on all ranks of a replica.
-            share: This replica's part of the batch of all.
+            share: This replica's part of the batch of all. If it has none, it takes part with any one sample,
+                and no gradients come back to its outputs.
 
         Raises:
             InvalidCall: A batch that does not fit the plan.
@@ -239,7 +240,7 @@ class TensorFlowPipeline:
         self._check(inputs)
         batch = self._batch(inputs, None, 0, None, training=True)
         sizes = [len(each[0]) for each in batch.inputs]
-        batch.masks = self._masks(share.total, share.begin, sizes)
+        batch.masks = self._masks(share.total, share.begin if share.samples else 0, sizes)
         found, held = without_tapes(lambda: self._passes.call(batch))
         outputs, names = self._everywhere(found), self._trained()
 

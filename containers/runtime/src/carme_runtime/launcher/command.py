@@ -89,7 +89,9 @@ async def _run(arguments: list[str], announces: bool) -> int:
     options.announces = announces
     probing = scaling.prepare(options)
     fabric = await connect(os.environ)
-    if not fabric.in_job and (message := slurm.warning(os.environ)):
+    # What cannot start several nodes, or starts nothing, says so itself.
+    starts_here = not fabric.in_job and not options.cleanup and (options.nodes or 1) < 2
+    if starts_here and (message := slurm.warning(os.environ)):
         print(f"carme-run: {message}", file=sys.stderr, flush=True)
     try:
         if not options.cleanup:

@@ -18,6 +18,7 @@ class Section(StrEnum):
 
     FAILURE = "when-something-goes-wrong"
     LOSS = "when-ranks-or-nodes-are-lost"
+    LAUNCHERS = "other-launchers"
 
 
 def help_link(section: Section, environment: Mapping[str, str] = os.environ) -> str:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
-_BY_SRUN = "or start the ranks by srun: srun python train.py (docs/users/training.md, Other launchers)"
+from carme_runtime.launcher.help import Section, help_link
+
+_BY_SRUN = "or start the ranks by srun with CARME_KEY_FILE set: srun python train.py"
 
 
 def nodes_of_job(environment: Mapping[str, str]) -> int:
@@ -20,13 +22,14 @@ def warning(environment: Mapping[str, str]) -> str | None:
             return None
         return (
             f"srun started carme-run {tasks} times: each is a run of its own, with ranks on its node alone. "
-            f"Start it once, {_BY_SRUN}."
+            f"Start it once, {_BY_SRUN}.{help_link(Section.LAUNCHERS, environment)}"
         )
     nodes = nodes_of_job(environment)
     if nodes > 1:
         return (
             f"This job has {nodes} nodes, but no agents of Carme that join them: all ranks start on "
             f"this one. Submit the job with carme submit and an image, {_BY_SRUN}."
+            f"{help_link(Section.LAUNCHERS, environment)}"
         )
     return None
 

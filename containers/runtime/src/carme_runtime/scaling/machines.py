@@ -34,9 +34,10 @@ def machine_of(run: Run, ranks_per_node: int, computing: Callable[[], object] | 
     if ranks_per_node >= run.size:
         return Machine(links, ranks_per_node, links, host_ms_per_mib=host_ms_per_mib())
     host = host_ms_per_mib(computing, _BESIDE_MEBIBYTES, fusion.threshold(fusion.SMALL_BUCKET_BYTES))
-    host += gathering_ms_per_mib()
     near = Links(links.within, "copies in memory") if links.within else NEAR
-    return Machine(links, ranks_per_node, near, host_ms_per_mib=host)
+    return Machine(
+        links, ranks_per_node, near, host_ms_per_mib=host, gathering_ms_per_mib=gathering_ms_per_mib()
+    )
 
 
 def host_ms_per_mib(

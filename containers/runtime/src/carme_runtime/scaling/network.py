@@ -43,6 +43,8 @@ class Machine:
         wire: Bytes that travel for each byte of a gradient: 0.5 with bf16.
         host_ms_per_mib: What a MiB of gradients takes from the computing of its rank, where the host computes
             and has no core left over.
+        gathering_ms_per_mib: What bringing a MiB of them into its bucket takes from it, of zeros too,
+            whatever travels.
     """
 
     links: Links = field(default_factory=Links)
@@ -50,6 +52,7 @@ class Machine:
     near: Links = NEAR
     wire: float = 1.0
     host_ms_per_mib: float = 0.0
+    gathering_ms_per_mib: float = 0.0
 
 
 def best(links: Links, nodes: int, size: float) -> tuple[str, float]:

@@ -97,8 +97,13 @@ def _slowed(machine: Machine, factor: float) -> Machine:
     def slower(links: Links) -> Links:
         return replace(links, times=tuple((size, time * factor) for size, time in links.times))
 
-    host = machine.host_ms_per_mib * factor
-    return replace(machine, links=slower(machine.links), near=slower(machine.near), host_ms_per_mib=host)
+    return replace(
+        machine,
+        links=slower(machine.links),
+        near=slower(machine.near),
+        host_ms_per_mib=machine.host_ms_per_mib * factor,
+        gathering_ms_per_mib=machine.gathering_ms_per_mib * factor,
+    )
 
 
 def _exposed(profile: Profile, ranks: int, batch: float, machine: Machine, backward: float) -> float:
@@ -117,6 +122,7 @@ def _exposed(profile: Profile, ranks: int, batch: float, machine: Machine, backw
         # Ranks that share a node add up zeros, too.
         worked = size * part if each == 1 else size
         work = machine.host_ms_per_mib * worked * machine.wire / MIB
+        host += machine.gathering_ms_per_mib * size / MIB
         begin = max(backward * ready + host, free)
         if len(ends) >= _LANES:
             begin = max(begin, ends[-_LANES])

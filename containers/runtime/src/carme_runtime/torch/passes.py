@@ -160,12 +160,15 @@ class Passes:
         self._end()
         return sum(map(float, self._losses))  # here, as looking at one waits for a GPU
 
-    def call(self, batch: tuple[torch.Tensor, ...], shapes: Shapes | None) -> Called:
+    def call(
+        self, batch: tuple[torch.Tensor, ...], shapes: Shapes | None, counted: int | None = None
+    ) -> Called:
         """The forward passes of a batch, one micro-batch after the other on all stages.
 
         Args:
             batch: What the model is called with. In evaluation it may have any number of samples.
             shapes: In evaluation: of all parameters and buffers of the model.
+            counted: 0 where the batch does not count, and its replica only takes part.
 
         Returns:
             The outputs, on all ranks, and what the backward pass needs if gradients are enabled.
@@ -175,7 +178,8 @@ class Passes:
         if shapes is None:
             self._check_size(batch)
         self._check_outputs(len(batch[0]))
-        counts = self._counts(len(batch[0]), everyone=shapes is None)
+        samples = len(batch[0]) if counted is None else counted
+        counts = self._counts(samples, everyone=shapes is None)
         if shapes is not None and not self._evaluating:
             self._evaluating = self._own_pieces(evaluated(self._traced, shapes, batch))
         self._failed = True
@@ -196,7 +200,7 @@ class Passes:
         self._end(statistics=shapes is None)
         sizes = [len(part[0][0]) for part in prepared.parts]
         whole = self._everywhere([_joined(parts) for parts in zip(*outputs, strict=True)])
-        return Called(whole, held, sizes, len(batch[0]) / sum(counts))
+        return Called(whole, held, sizes, samples / sum(counts))
 
     def call_backward(self, called: Called, gradients: Sequence[torch.Tensor | None]) -> None:
         """The backward passes of what `call` did, for gradients of the outputs."""

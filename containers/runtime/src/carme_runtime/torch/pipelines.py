@@ -290,6 +290,15 @@ class Pipeline:
             InvalidCall: A batch that does not fit the example, or a model that cannot be called so.
             PeerLost: Another rank ended.
         """
+        return self.outputs(inputs)
+
+    def outputs(self, inputs: Sequence[torch.Tensor], counted: int | None = None) -> Any:
+        """As a call makes them.
+
+        Args:
+            inputs: What the model is called with.
+            counted: See `step`.
+        """
         batch = example_tensors(inputs)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in batch):
             raise InvalidCall(
@@ -298,7 +307,7 @@ class Pipeline:
             )
         if not self.training:
             self._settle()
-        called = self._passes.call(batch, None if self.training else self._described)
+        called = self._passes.call(batch, None if self.training else self._described, counted)
         self._settle()
         if not torch.is_grad_enabled():
             outputs = tuple(called.outputs)

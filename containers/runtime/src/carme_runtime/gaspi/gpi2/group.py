@@ -372,7 +372,9 @@ class Gpi2Group:
     def receive(self, member: int, at: int, size: int, tag: int, form: int) -> ReceivedLetter:
         """Begin to receive a message of a member."""
         self._check_member(member)
-        return self._letters.receive(member, at, size, tag, form)
+        letter = self._letters.receive(member, at, size, tag, form)
+        letter.group = self
+        return letter
 
     def sender(self, tag: int, timeout: int) -> int:
         """A member whose message is there, and that no receive expects; -1: none until `timeout`."""

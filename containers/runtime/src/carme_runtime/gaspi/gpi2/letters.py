@@ -181,6 +181,7 @@ class ReceivedLetter:
         self._into, self._form = into, _FORM.pack(form)
         self._lock = threading.Lock()
         self.message: bytearray | None = None  # what has come
+        self.group: object = None  # which this holds: messages of a group that has ended are dropped
         self._is_read = False
         self._error: GaspiError | None = None
 

@@ -6,6 +6,7 @@ it notifies the sender, who may then use the slot again. A message whose sender'
 frames that were sent: the next one, which begins with its first byte, takes its place.
 """
 
+import bisect
 import contextlib
 import mmap
 import struct
@@ -88,6 +89,7 @@ class Mail:
         self._inboxes: dict[tuple[int, int], deque[bytearray]] = defaultdict(deque)
         self._changed = threading.Condition()
         self._forgotten: deque[int] = deque()
+        self._ended: list[int] = []  # keys of groups, sorted
         self._to_post = 0
         self._free: list[set[int]] = [set(range(SLOTS)) for _ in range(ranks)]
         self._sending = [threading.Lock() for _ in range(ranks)]
@@ -278,13 +280,14 @@ class Mail:
             self._changed.notify_all()
 
     def forget(self, group_key: int) -> None:
-        """Drop soon what has come for a group that has ended. Takes no lock."""
+        """Drop soon what has come for a group that has ended, and what still comes. Takes no lock."""
         self._forgotten.append(group_key)
 
     def _drop_forgotten(self) -> None:
         with self._changed:
             while self._forgotten:
                 first = self._forgotten.popleft()
+                bisect.insort(self._ended, first)
                 for rank, key in list(self._inboxes):
                     if (key - first) % 2**64 < KEYS_OF_GROUP:
                         del self._inboxes[rank, key]
@@ -373,9 +376,16 @@ class Mail:
         if key == ABORTS:
             self.on_message(sender, bytes(message))
             return
+        if self._has_ended(key):
+            return
         with self._changed:
             self._inboxes[sender, key].append(message)
             self._changed.notify_all()
+
+    def _has_ended(self, key: int) -> bool:
+        """Whether a message is for a group that has ended here."""
+        nearest = self._ended[bisect.bisect(self._ended, key) - 1 :][:1]  # below the lowest: the highest
+        return any((key - first) % 2**64 < KEYS_OF_GROUP for first in nearest)
 
 
 def _is_over(deadline: float | None) -> bool:
