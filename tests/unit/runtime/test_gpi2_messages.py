@@ -191,14 +191,14 @@ def test_messages_arrive_though_their_sender_drops_group_and_buffer(ranks: list[
 
 
 def test_a_message_arrives_though_its_receiver_drops_the_group(ranks: list[Rank], groups: list[Group]):
-    zero, one = groups
+    sender, receiver = groups
     buffer = bytearray(4)
-    letter = one.receive(buffer, 0)
-    carried(zero, b"here")
+    letter = receiver.receive(buffer, 0)
+    carried(sender, b"here")
     sent(ranks[0])
-    ended = weakref.ref(one._group)
+    ended = weakref.ref(receiver._group)
     groups.clear()
-    del one
+    del receiver
     gc.collect()
     until(lambda: not ranks[1].mail._forgotten)
     assert letter.wait(round(HANG * 1000)) and buffer == b"here"
@@ -207,12 +207,12 @@ def test_a_message_arrives_though_its_receiver_drops_the_group(ranks: list[Rank]
 
 
 def test_a_message_for_a_group_that_has_ended_leaves_nothing(ranks: list[Rank], groups: list[Group]):
-    zero, one = groups
+    sender, receiver = groups
     groups.clear()
-    del one
+    del receiver
     gc.collect()
     until(lambda: not ranks[1].mail._inboxes)
-    carried(zero, b"late")
+    carried(sender, b"late")
     sent(ranks[0])
     assert not ranks[1].mail._inboxes
 
@@ -235,7 +235,7 @@ def test_a_group_that_another_rank_gave_up_is_not_formed_later(ranks: list[Rank]
 
 
 def test_a_call_ends_in_time_where_a_rank_takes_nothing(ranks: list[Rank], groups: list[Group]):
-    """And that one learns it when it goes on, and messages of other groups come whole."""
+    """And that receiver learns it when it goes on, and messages of other groups come whole."""
     first, second = groups
     ranks[1].runs = False
     with pytest.raises(Timeout, match="Rank 1 did not come to broadcast"):
