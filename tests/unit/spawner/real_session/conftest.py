@@ -44,6 +44,17 @@ class Answer(http.server.BaseHTTPRequestHandler):
         pass
 socketserver.UnixStreamServer(sys.argv[1], Answer).serve_forever()
 """
+#: Has a session wait for its pages as long as a test wants, from the moment when it imports its server:
+#: JupyterHub, which comes with that, has to find the environment that the session has prepared for it.
+PREPARE = """
+import os
+from carme_spawner.singleuser import imports
+def prepare(prepare=imports.prepare):
+    prepare()
+    from carme_spawner.singleuser import server
+    server.SAVE_SECONDS = float(os.environ.get("SAVE_SECONDS", server.SAVE_SECONDS))
+imports.prepare = prepare
+"""
 #: What browsers keep of a site, but for what they have loaded from it.
 STORED = "cookies,local_storage,indexeddb,service_workers,cache_storage"
 
@@ -64,7 +75,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     labels = image / "labels.json"
     labels.write_text(json.dumps({"carme.title": "Deep <Learning>"}))
     code = (
-        "from pathlib import Path\nfrom carme_spawner import singleuser\n"
+        f"{PREPARE}from pathlib import Path\nfrom carme_spawner import singleuser\n"
         "from carme_spawner.singleuser import home, kernels, programs\n"
         f"programs.PROGRAMS, home.PROGRAMS = Path({str(programs)!r}), Path({str(shown)!r})\n"
         f"kernels.image_name.__wrapped__.__defaults__ = (Path({str(labels)!r}),)\nsingleuser.main()"
@@ -91,17 +102,46 @@ def starts() -> dict[int, float]:
     return {}
 
 
+@pytest.fixture
+def save_seconds(request: pytest.FixtureRequest) -> float | None:
+    """How long a test's session waits for pages that save; None: as long as it does by itself."""
+    return getattr(request, "param", None)
+
+
 @pytest_asyncio.fixture(loop_scope="package")
-async def job_id(lasting_site: Site, command: list[str], starts: dict[int, float]) -> int:
-    """The job of ada's session s1, which is ready; unless a test has ended it, that of the earlier test."""
-    if not (starts and await lasting_site.server()):
-        shutil.rmtree(FOLDER, ignore_errors=True)  # as an epilog does
-        began = time.time()
-        lasting_site.broker.command = command
-        await lasting_site.start()
-        await eventually(lasting_site.is_ready, "JupyterLab is ready")
-        starts[max(lasting_site.broker.processes)] = began
-    return max(starts)
+async def job_id(
+    lasting_site: Site, command: list[str], starts: dict[int, float], save_seconds: float | None
+) -> int:
+    """The job of ada's session s1, which is ready.
+
+    It is that of the earlier test, unless that has ended it or this test needs one of its own.
+    """
+    processes = lasting_site.broker.processes
+    lives = starts and processes[max(starts)].returncode is None
+    if save_seconds is None and lives and await lasting_site.is_ready():
+        return max(starts)
+    if processes:
+        await end_session(lasting_site)
+    shutil.rmtree(FOLDER, ignore_errors=True)  # as an epilog does
+    began = time.time()
+    program, *words = command
+    own = [] if save_seconds is None else [f"SAVE_SECONDS={save_seconds}"]
+    lasting_site.broker.command = [program, *own, *words]
+    await lasting_site.start()
+    await eventually(lasting_site.is_ready, "JupyterLab is ready")
+    job = max(processes)
+    starts[job] = began
+    return job
+
+
+async def end_session(site: Site) -> None:
+    """End the session's server; returns when the hub knows."""
+    await leave(site)
+
+    async def is_known() -> bool:
+        return not await site.server()
+
+    await eventually(is_known, "the hub knows that the session has ended")
 
 
 @pytest_asyncio.fixture(loop_scope="package")
@@ -119,6 +159,8 @@ async def server(lasting_site: Site, job_id: int) -> AsyncIterator[Site]:
     (home / "typed-at-once").unlink(missing_ok=True)
     for folder in (".jupyter/lab", ".ipynb_checkpoints", "examples"):
         shutil.rmtree(home / folder, ignore_errors=True)
+    for app in (FOLDER / "apps").glob("*.sock"):
+        app.unlink()
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
@@ -139,12 +181,7 @@ async def front(server: Site, job_id: int, gate: Gate) -> AsyncIterator[Front]:
 async def ending(front: Front) -> AsyncIterator[Front]:
     """The same for a test that ends the session's server itself."""
     yield front
-    await leave(front.site)
-
-    async def is_known() -> bool:
-        return not await front.site.server()
-
-    await eventually(is_known, "the hub knows that the session has ended")
+    await end_session(front.site)
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
