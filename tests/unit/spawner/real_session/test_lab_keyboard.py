@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Locator, Page, expect
 
 from ..conftest import eventually
-from .front import BASE, Front, has_loaded, launcher_has_focus
+from .front import BASE, Front, launcher_has_focus
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -34,7 +34,11 @@ async def test_tiles_panel_and_time_are_used_by_keyboard(front: Front, page: Pag
     front.pages["/jobs/123/use/"] = USE
     front.held = f"GET {BASE}api/contents"  # on a busy machine the launcher comes later than all else
     await page.goto(f"{front.url}{BASE}lab?reset")
-    await has_loaded(page)
+    # The session's time is shown after that, once JupyterLab has restored its page.
+    await expect(page.locator("body[data-jp-theme-name]")).to_be_attached()
+    await eventually(
+        lambda: any("/api/contents" in path for path in front.questions), "the list is requested"
+    )
     front.go_on.set()
     await launcher_has_focus(page)
 
