@@ -33,7 +33,7 @@ OF_ONE_COMMAND = {
     },
     "containers/runtime/src": {
         "--batch": "carme_runtime/options carme_runtime/options",
-        "--input": "onnx/command onnx/command",
+        "--input": "carme_runtime/options onnx/command onnx/command",
         "--json": "carme_runtime/options launcher/arguments",
         "--memory": "onnx/command petri/command",
         "--network": "carme_runtime/options scaling/start",

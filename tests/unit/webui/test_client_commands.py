@@ -186,6 +186,6 @@ def test_a_template_from_elsewhere_starts_what_lies_on_the_cluster(
     assert (requested.request.name, requested.request.nodes, requested.request.image) == ("jax", 2, "torch")
     capsys.readouterr()
     assert main(["submit", "--template", "jax", "--image", "torch", "train.py"]) == 1
-    assert "'train.py' lies here. Copy it there" in capsys.readouterr().err
+    assert "'train.py' is on this computer. Copy it there" in capsys.readouterr().err
     assert main(["submit", "--template", "jax", "--", "/home/alice/train.py"]) == 1
     assert "Add --image NAME" in capsys.readouterr().err
