@@ -68,7 +68,7 @@ class Watch:
 
     def __init__(self, owner: Any, group: Group, seconds: float, waiting_in: tuple[str, ...] = ()) -> None:
         self._talk = _Talk(group)
-        self._ranks, self._me = group.ranks, group.index
+        self._ranks, self._member = group.ranks, group.index
         self._seconds = seconds
         self._waiting_in = (*_WAITING_IN, *waiting_in)
         self._pause = min(seconds / 4, _LONGEST_PAUSE)
@@ -143,21 +143,21 @@ class Watch:
             parts.append((thread != main, f"{how}{name}:\n{''.join(lines)}".rstrip()))
         return "\n".join(text for _, text in sorted(parts))
 
-    def _report(self, what: str) -> None:
+    def _report(self, operation: str) -> None:
         number = self._talk.ask()
         end = time.monotonic() + _PAUSES_TO_ANSWER * self._pause + _ANSWER_SECONDS
-        places = {self._stacks(): [self._me]}
-        missing = set(range(len(self._ranks))) - {self._me}
+        places = {self._stacks(): [self._member]}
+        missing = set(range(len(self._ranks))) - {self._member}
         while missing and time.monotonic() < end and not self._stopped.wait(self._pause / 10):
             # Of several who ask at a time the first member reports.
-            if any(member < self._me for member in self._answer(asking=True)):
+            if any(member < self._member for member in self._answer(asking=True)):
                 return
             for member, asking, where in self._talk.answers(number):
-                if asking and member < self._me:
+                if asking and member < self._member:
                     return
                 places.setdefault(where, []).append(member)
                 missing.discard(member)
-        text = [f"carme: {what} has waited for {self._seconds:g} s. Where the ranks are:"]
+        text = [f"carme: {operation} has waited for {self._seconds:g} s. Where the ranks are:"]
         text += [f"{self._each(members)} {place}" for place, members in places.items()]
         if missing:
             text.append(
@@ -176,18 +176,18 @@ class _Talk:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._others = [member for member in range(group.size) if member != group.index]
+        self._peers = [member for member in range(group.size) if member != group.index]
         self._question_count = 0
         # What is under way. A letter that is given up leaves those that follow it without an addressee.
         self._sent: list[Pending] = []
-        self._questions = {member: self._expect(member, _QUESTION_TAG, _QUESTION) for member in self._others}
+        self._questions = {member: self._expect(member, _QUESTION_TAG, _QUESTION) for member in self._peers}
         self._answers: dict[int, tuple[bytearray, Pending]] = {}
-        self._owed = dict.fromkeys(self._others, 0)
+        self._owed = dict.fromkeys(self._peers, 0)
 
     def ask(self) -> int:
         """Ask all others where they are; the number of the question."""
         self._question_count += 1
-        for member in self._others:
+        for member in self._peers:
             self._send(member, _QUESTION_TAG, bytearray(_QUESTION.pack(self._question_count)))
             self._owed[member] += 1
             if member not in self._answers:

@@ -84,7 +84,7 @@ class Mailboxes:
     def __init__(self, context: Any, group: Group, boxes: Mapping[Any, Box], timeout: int = -1) -> None:
         self._context, self._group, self._timeout = context, group, timeout
         self._boxes = dict(boxes)
-        self._me = group.ranks[group.index]
+        self._rank = group.ranks[group.index]
         self._first: dict[tuple[Any, int], int] = {}  # where a box's notifications begin in that segment
         self._at: dict[tuple[Any, int], int] = {}  # where a box begins in the segment of a rank
         ends = dict.fromkeys(group.ranks, 0)
@@ -98,8 +98,8 @@ class Mailboxes:
                     continue
                 self._at[name, rank] = ends[rank]
                 ends[rank] += box.slots * box.room
-        self._numbers = segments_of(context, group, max(ends[self._me], 1), timeout)
-        self._memory = context.segment_array(self._numbers[self._me])
+        self._numbers = segments_of(context, group, max(ends[self._rank], 1), timeout)
+        self._memory = context.segment_array(self._numbers[self._rank])
         mailboxes = _by_context.setdefault(context, _Mailboxes())
         mailboxes.living.add(self)
         self._drop = weakref.finalize(self, mailboxes.dropped.append, self._numbers)
@@ -112,25 +112,25 @@ class Mailboxes:
         """Give the memory up, when all members have come here."""
         self._group.barrier(timeout=self._timeout)
         self._drop.detach()
-        self._context.segment_delete(self._numbers[self._me])
+        self._context.segment_delete(self._numbers[self._rank])
 
     def is_free(self, name: Any, milliseconds: int = 0) -> bool:
         """Whether `slot` has not to wait, after waiting so long. Raises PeerLost as `slot`, if it waits."""
         box, count = self._boxes[name], self._put[name]
-        notification = self._first[name, self._me] + count % box.slots
+        notification = self._first[name, self._rank] + count % box.slots
         return count < box.slots or self._is_set(notification, box.target, milliseconds)
 
     def is_there(self, name: Any, milliseconds: int = 0) -> bool:
         """Whether `take` has not to wait, after waiting so long. Raises PeerLost as `take`, if it waits."""
         box, count = self._boxes[name], self._taken[name]
-        notification = self._first[name, self._me] + count % box.slots
+        notification = self._first[name, self._rank] + count % box.slots
         return self._is_set(notification, box.source, milliseconds)
 
     def slot(self, name: Any) -> Any:
         """The memory of the next message to be sent, as bytes; waits until it is free."""
         box, count = self._boxes[name], self._put[name]
         if count >= box.slots:
-            self._wait(self._first[name, self._me] + count % box.slots, box.target)
+            self._wait(self._first[name, self._rank] + count % box.slots, box.target)
         return self._bytes(name, count)
 
     def put(self, name: Any, size: int) -> None:
@@ -139,8 +139,8 @@ class Mailboxes:
         slot = count % box.slots
         offset = slot * box.room
         part = (
-            self._numbers[self._me],
-            self._at[name, self._me] + offset,
+            self._numbers[self._rank],
+            self._at[name, self._rank] + offset,
             self._numbers[box.target],
             self._at[name, box.target] + offset,
             size,
@@ -152,7 +152,7 @@ class Mailboxes:
     def take(self, name: Any) -> tuple[Any, int]:
         """The next message, as bytes that stay until they are given up, and its number."""
         box, count = self._boxes[name], self._taken[name]
-        self._wait(self._first[name, self._me] + count % box.slots, box.source)
+        self._wait(self._first[name, self._rank] + count % box.slots, box.source)
         self._taken[name] = count + 1
         return self._bytes(name, count), count
 
@@ -169,7 +169,7 @@ class Mailboxes:
 
     def _bytes(self, name: Any, count: int) -> Any:
         box = self._boxes[name]
-        begin = self._at[name, self._me] + count % box.slots * box.room
+        begin = self._at[name, self._rank] + count % box.slots * box.room
         return self._memory[begin : begin + box.room]
 
     def _wait(self, notification: int, peer: int) -> None:
@@ -180,12 +180,12 @@ class Mailboxes:
                 raise Timeout(
                     f"No message came from rank {peer} in time{_activity()}.", "See what that rank does."
                 )
-        self._context.notify_reset(self._numbers[self._me], notification)
+        self._context.notify_reset(self._numbers[self._rank], notification)
         if profile.recorder:
             profile.recorder.add(profile.WAITING, f"message from rank {peer}", started)
 
     def _is_set(self, notification: int, peer: int, milliseconds: int) -> bool:
-        number, context = self._numbers[self._me], self._context
+        number, context = self._numbers[self._rank], self._context
         if context.notify_waitsome(number, notification, 1, milliseconds) >= 0:
             return True
         # Transports may ask the others themselves, which takes long where one was stopped.
@@ -198,7 +198,7 @@ class Mailboxes:
             return False
         if context.notify_waitsome(number, notification, 1, 0) < 0:
             raise PeerLost(
-                f"Rank {lost[0]} ended while rank {self._me} waited for a message from rank {peer}"
+                f"Rank {lost[0]} ended while rank {self._rank} waited for a message from rank {peer}"
                 f"{_activity()}.",
                 "See the output of that rank.",
             )
@@ -239,16 +239,16 @@ def segments_of(context: Any, group: Group, size: int, timeout: int) -> dict[int
 
     Raises InvalidCall where all segments are in use.
     """
-    me = group.ranks[group.index]
+    own_rank = group.ranks[group.index]
     number = numpy.zeros(1, numpy.int64)
     number[0] = _alloc(context, size)
     for rank in group.ranks:
-        if rank != me:
+        if rank != own_rank:
             context.segment_register(int(number[0]), rank, timeout)
-    everyone = numpy.zeros(group.size, numpy.int64)
-    group.allgather(everyone, number, timeout=timeout)
+    numbers = numpy.zeros(group.size, numpy.int64)
+    group.allgather(numbers, number, timeout=timeout)
     group.barrier(timeout=timeout)
-    return dict(zip(group.ranks, map(int, everyone), strict=True))
+    return dict(zip(group.ranks, map(int, numbers), strict=True))
 
 
 def _alloc(context: Any, size: int) -> int:
@@ -279,15 +279,15 @@ def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:
     dropped = list(mailboxes.dropped)
     if not context.wait(_QUEUE, timeout):  # what this rank wrote into the others' memory
         raise Timeout("Messages did not arrive in time.", "See what the other ranks do.")
-    me = group.ranks[group.index]
+    own_rank = group.ranks[group.index]
     own = numpy.zeros(load().SEGMENTS, numpy.uint8)
-    own[[numbers[me] for numbers in dropped]] = 1
-    everyone = numpy.zeros(group.size * len(own), numpy.uint8)
-    group.allgather(everyone, own, timeout=timeout)
-    dropped_by = dict(zip(group.ranks, everyone.reshape(group.size, -1), strict=True))
+    own[[numbers[own_rank] for numbers in dropped]] = 1
+    flags = numpy.zeros(group.size * len(own), numpy.uint8)
+    group.allgather(flags, own, timeout=timeout)
+    dropped_by = dict(zip(group.ranks, flags.reshape(group.size, -1), strict=True))
     for numbers in dropped:
         if all(rank in dropped_by and dropped_by[rank][number] for rank, number in numbers.items()):
-            context.segment_delete(numbers[me])
+            context.segment_delete(numbers[own_rank])
             mailboxes.dropped.remove(numbers)
 
 

@@ -79,8 +79,8 @@ class LocalFabric:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._node = Node(environment, "127.0.0.1")
-        me = Member(number=0, **self._node.about())
-        self.members = Members.of([me], [], 1)
+        own = Member(number=0, **self._node.about())
+        self.members = Members.of([own], [], 1)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 
     def send(self, node: int, request: dict[str, Any]) -> None:

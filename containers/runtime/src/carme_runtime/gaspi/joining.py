@@ -238,11 +238,11 @@ class _Acceptor:
     def _admit(self, connection: socket.socket, where: str) -> None:
         try:
             by = min(self._deadline, time.monotonic() + handshake.ONE_PEER_SECONDS)
-            who = handshake.admit(connection, self._key, by)
+            peer = handshake.admit(connection, self._key, by)
             with self._lock:
-                if who not in self._expected or who in self.found:
-                    raise handshake.NotAPeer(f"says it is rank {who[0]}, which is not awaited")
-                self.found[who] = connection
+                if peer not in self._expected or peer in self.found:
+                    raise handshake.NotAPeer(f"says it is rank {peer[0]}, which is not awaited")
+                self.found[peer] = connection
         except (OSError, handshake.NotAPeer, WrongKey) as error:
             self._refusals.report(where, error)
             connection.close()

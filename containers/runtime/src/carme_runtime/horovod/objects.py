@@ -49,9 +49,9 @@ def broadcast_parameters(
             f"broadcast_parameters got a {type(params).__name__}.",
             "Give model.state_dict(), model.named_parameters() or model.parameters().",
         )
-    given: Any = sorted(params.items()) if isinstance(params, dict) else params
+    entries: Any = sorted(params.items()) if isinstance(params, dict) else params
     # A parameter could be taken apart into rows as a pair is into name and tensor.
-    pairs = (entry if isinstance(entry, tuple) else (None, entry) for entry in given)
+    pairs = (entry if isinstance(entry, tuple) else (None, entry) for entry in entries)
     handles = [
         broadcast_async_(tensor, root_rank, name)
         for name, tensor in pairs

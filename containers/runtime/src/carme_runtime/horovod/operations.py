@@ -35,10 +35,10 @@ def _exchange_rows(tensor: torch.Tensor, members: Members) -> list[int]:
     return [row[0] for row in rows]
 
 
-def has_rows(what: str, tensor: torch.Tensor) -> torch.Tensor:
+def has_rows(operation: str, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as the core takes it. Raises InvalidCall where it has no dimension to divide."""
     if tensor.dim() == 0:
-        raise InvalidCall(f"{what} got a tensor without dimensions.", "Give it one: tensor.reshape(1).")
+        raise InvalidCall(f"{operation} got a tensor without dimensions.", "Give it one: tensor.reshape(1).")
     return tensor.detach().contiguous()
 
 
@@ -66,8 +66,8 @@ def allgather(
         dist.all_gather_into_tensor(counts, torch.tensor([tensor.shape[0]]), members.group)
         return mean.split(counts.tolist())[members.rank]
 
-    def run(given: torch.Tensor) -> torch.Tensor:
-        return synchronize(allgather_async(given, name, process_set))
+    def run(source: torch.Tensor) -> torch.Tensor:
+        return synchronize(allgather_async(source, name, process_set))
 
     return Differentiable.apply(tensor, run, back)  # pyright: ignore
 
@@ -125,8 +125,8 @@ def broadcast(
 ) -> torch.Tensor:
     """The root's tensor."""
 
-    def run(given: torch.Tensor) -> torch.Tensor:
-        return synchronize(broadcast_async(given, root_rank, name, process_set))
+    def run(source: torch.Tensor) -> torch.Tensor:
+        return synchronize(broadcast_async(source, root_rank, name, process_set))
 
     def back(gradient: torch.Tensor) -> torch.Tensor:
         mean, members = _mean(gradient, process_set), members_of(process_set)
@@ -152,16 +152,16 @@ def _exchange(
     tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet | None, with_counts: bool
 ) -> int:
     source, members = has_rows("alltoall", tensor), members_of(process_set)
-    given = _splits_of(source, splits, members.size)
+    send_counts = _splits_of(source, splits, members.size)
     own_name = named("alltoall", name, members)
     note(members, ALLTOALL)
     _exchange_rows(source, members)
-    received = torch.empty_like(given)
-    dist.all_to_all_single(received, given, group=members.group)
+    received = torch.empty_like(send_counts)
+    dist.all_to_all_single(received, send_counts, group=members.group)
     result = source.new_empty((int(received.sum()), *source.shape[1:]))
-    sent = source[: int(given.sum())]
+    sent = source[: int(send_counts.sum())]
     work = dist.all_to_all_single(
-        result, sent, received.tolist(), given.tolist(), group=members.group, async_op=True
+        result, sent, received.tolist(), send_counts.tolist(), group=members.group, async_op=True
     )
     return begun([work], lambda: (result, received.to(torch.int32)) if with_counts else result, own_name)
 
@@ -175,18 +175,19 @@ def _splits_of(source: torch.Tensor, splits: Splits, size: int) -> torch.Tensor:
                 f"alltoall got {rows} rows, which {size} ranks cannot share evenly.", "Give splits."
             )
         return torch.full((size,), rows // size, dtype=torch.int64)
-    given = torch.as_tensor(splits).cpu()
-    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+    send_counts = torch.as_tensor(splits).cpu()
+    if send_counts.is_floating_point() or send_counts.is_complex() or send_counts.dtype == torch.bool:
         raise InvalidCall(
-            f"The splits of alltoall are of type {given.dtype}.", "Give whole numbers: torch.int32 or a list."
+            f"The splits of alltoall are of type {send_counts.dtype}.",
+            "Give whole numbers: torch.int32 or a list.",
         )
-    given = given.to(torch.int64).contiguous()
-    if given.shape != (size,) or int(given.min()) < 0 or int(given.sum()) > rows:
+    send_counts = send_counts.to(torch.int64).contiguous()
+    if send_counts.shape != (size,) or int(send_counts.min()) < 0 or int(send_counts.sum()) > rows:
         raise InvalidCall(
-            f"The splits {given.tolist()} do not divide {rows} rows among {size} ranks.",
+            f"The splits {send_counts.tolist()} do not divide {rows} rows among {size} ranks.",
             "Give one number of rows for each rank.",
         )
-    return given
+    return send_counts
 
 
 def alltoall(
@@ -198,8 +199,8 @@ def alltoall(
     """What all ranks sent to this one; with `splits` also how many rows each did."""
     counts: list[torch.Tensor] = []
 
-    def run(given: torch.Tensor) -> torch.Tensor:
-        result, received = synchronize(_exchange(given, splits, name, process_set, True))
+    def run(source: torch.Tensor) -> torch.Tensor:
+        result, received = synchronize(_exchange(source, splits, name, process_set, True))
         counts.append(received)
         return result
 

@@ -70,11 +70,11 @@ class Members:
         """How many there are."""
         return len(self.ranks)
 
-    def number_of(self, rank: int, what: str) -> int:
+    def number_of(self, rank: int, argument: str) -> int:
         """The number in the set of a rank of the run. Raises InvalidCall where it is not in it."""
         if rank not in self.ranks:
             raise InvalidCall(
-                f"There is no rank {rank} among {self.ranks}.", f"Choose a {what} that there is."
+                f"There is no rank {rank} among {self.ranks}.", f"Choose a {argument} that there is."
             )
         return self.ranks.index(rank)
 

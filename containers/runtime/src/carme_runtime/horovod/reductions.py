@@ -223,13 +223,13 @@ def allreduce(
     """The tensor reduced over all ranks; its gradient is reduced the same way."""
     chosen = op_of(average, op)
 
-    def run(given: torch.Tensor, own_name: str | None = None) -> torch.Tensor:
-        small, ctx = compression.compress(given)
+    def run(source: torch.Tensor, own_name: str | None = None) -> torch.Tensor:
+        small, ctx = compression.compress(source)
         factors = prescale_factor, postscale_factor
         handle = allreduce_async(small, None, own_name, chosen, *factors, process_set)
         return compression.decompress(synchronize(handle), ctx)
 
-    return Differentiable.apply(tensor, lambda given: run(given, name), run)  # pyright: ignore
+    return Differentiable.apply(tensor, lambda source: run(source, name), run)  # pyright: ignore
 
 
 def sparse_allreduce_async(
@@ -315,8 +315,8 @@ def grouped_allreduce(
     """Several tensors reduced over all ranks as one; their gradients are reduced the same way."""
     chosen = op_of(average, op)
 
-    def run(given: Sequence[torch.Tensor], own_name: str | None = None) -> list[torch.Tensor]:
-        small = [compression.compress(tensor) for tensor in given]
+    def run(source: Sequence[torch.Tensor], own_name: str | None = None) -> list[torch.Tensor]:
+        small = [compression.compress(tensor) for tensor in source]
         inputs, factors = [tensor for tensor, _ in small], (prescale_factor, postscale_factor)
         handle = grouped_allreduce_async(inputs, None, own_name, chosen, *factors, process_set)
         return [

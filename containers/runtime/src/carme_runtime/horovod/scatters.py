@@ -56,8 +56,8 @@ def reducescatter(
 ) -> torch.Tensor:
     """This rank's rows of the tensor reduced over all ranks."""
 
-    def run(given: torch.Tensor) -> torch.Tensor:
-        small, ctx = compression.compress(given)
+    def run(source: torch.Tensor) -> torch.Tensor:
+        small, ctx = compression.compress(source)
         handle = reducescatter_async(small, name, op, prescale_factor, postscale_factor, process_set)
         return compression.decompress(synchronize(handle), ctx)
 

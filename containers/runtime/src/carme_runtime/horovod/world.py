@@ -60,7 +60,8 @@ def init() -> None:
     dist.all_gather_object(reported, (_node(), None if local is None else int(local)))
     nodes = [node for node, _ in reported]
     local_ranks = [
-        nodes[:index].count(node) if given is None else given for index, (node, given) in enumerate(reported)
+        nodes[:index].count(node) if local_rank is None else local_rank
+        for index, (node, local_rank) in enumerate(reported)
     ]
     local_sizes = [nodes.count(node) for node in nodes]
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", local_sizes[rank]))

@@ -91,9 +91,9 @@ class Call:
         """Whether another member called the same."""
         if summary == self.summary:
             return True
-        *theirs, _ = json.loads(summary)
-        *mine, _ = json.loads(self.summary)
-        return theirs == mine
+        *peer_call, _ = json.loads(summary)
+        *own_call, _ = json.loads(self.summary)
+        return peer_call == own_call
 
     @staticmethod
     def described(summary: bytes) -> str:

@@ -197,8 +197,8 @@ class Gpi2Context:
             )
         pieces = list(_pieces(parts))
         if len(pieces) == 1:
-            mine, at, theirs, there, size = pieces.pop()
-            self.post("write", rank, queue, (mine, at, rank, theirs, there, size))
+            local, local_offset, remote, remote_offset, size = pieces.pop()
+            self.post("write", rank, queue, (local, local_offset, rank, remote, remote_offset, size))
         for begin in range(0, len(pieces), self._longest_list):
             self._post_list("write_list", rank, queue, pieces[begin : begin + self._longest_list])
         if notice is not None:  # GPI-2 keeps the order of what one queue carries to one rank
@@ -215,16 +215,16 @@ class Gpi2Context:
             self._own(notice[0], 0, 0)
         pieces = list(_pieces(parts))
         if notice is None and len(pieces) == 1:
-            mine, at, theirs, there, size = pieces.pop()
-            self.post("read", rank, queue, (mine, at, rank, theirs, there, size))
+            local, local_offset, remote, remote_offset, size = pieces.pop()
+            self.post("read", rank, queue, (local, local_offset, rank, remote, remote_offset, size))
         if notice is not None and not pieces:
             self.post("notify", self.rank, queue, (notice[0], self.rank, notice[1], notice[2]))
         for begin in range(0, len(pieces), self._longest_list):
-            some = pieces[begin : begin + self._longest_list]
+            batch = pieces[begin : begin + self._longest_list]
             if notice is None or begin + self._longest_list < len(pieces):
-                self._post_list("read_list", rank, queue, some)
+                self._post_list("read_list", rank, queue, batch)
             else:  # GPI-2 keeps the order of what one queue carries to one rank, and sets them to 1
-                self._post_list("read_list_notify", rank, queue, some, *notice[:2])
+                self._post_list("read_list_notify", rank, queue, batch, *notice[:2])
 
     def wait(self, queue: int, timeout: int) -> bool:
         self._check_queue(queue)
@@ -384,18 +384,18 @@ class Gpi2Context:
 
     def _post_list(self, function: str, rank: int, queue: int, parts: list[Part], *more: int) -> None:
         count = len(parts)
-        mine, at, theirs, there, sizes = zip(*parts, strict=True)
+        local, local_offset, remote, remote_offset, sizes = zip(*parts, strict=True)
         self.post(
             function,
             rank,
             queue,
             (
                 count,
-                (ctypes.c_ubyte * count)(*mine),
-                (ctypes.c_ulong * count)(*at),
+                (ctypes.c_ubyte * count)(*local),
+                (ctypes.c_ulong * count)(*local_offset),
                 rank,
-                (ctypes.c_ubyte * count)(*theirs),
-                (ctypes.c_ulong * count)(*there),
+                (ctypes.c_ubyte * count)(*remote),
+                (ctypes.c_ulong * count)(*remote_offset),
                 (ctypes.c_ulong * count)(*sizes),
                 *more,
             ),
@@ -462,14 +462,14 @@ class Gpi2Context:
                 "Keep within the segment.",
             )
 
-    def _check_part(self, part: Part, rank: int, what: str) -> None:
-        mine, at, theirs, there, size = part
-        self._own(mine, at, size)
-        known = self.segment_size(theirs, rank)
-        if there < 0 or there + size > known:
+    def _check_part(self, part: Part, rank: int, operation: str) -> None:
+        local, local_offset, remote, remote_offset, size = part
+        self._own(local, local_offset, size)
+        known = self.segment_size(remote, rank)
+        if remote_offset < 0 or remote_offset + size > known:
             raise InvalidCall(
-                f"The {what} reaches outside segment {theirs} of rank {rank}, which has {known} bytes as far "
-                "as is known here.",
+                f"The {operation} reaches outside segment {remote} of rank {rank}, which has {known} "
+                "bytes as far as is known here.",
                 "Keep within the segment, and let its rank register it first.",
             )
 
@@ -569,9 +569,9 @@ def _started_by_gaspi_run(rank: int, size: int, hosts: Sequence[str]) -> Iterato
 
 def _pieces(parts: Sequence[Part]) -> Iterator[Part]:
     """Parts that GPI-2 takes: not empty, and none longer than 1 GiB."""
-    for mine, at, theirs, there, size in parts:
+    for local, local_offset, remote, remote_offset, size in parts:
         for begin in range(0, size, 2**30):
-            yield mine, at + begin, theirs, there + begin, min(2**30, size - begin)
+            yield local, local_offset + begin, remote, remote_offset + begin, min(2**30, size - begin)
 
 
 def _deadline(timeout: int) -> float | None:

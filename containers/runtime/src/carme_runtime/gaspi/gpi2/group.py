@@ -194,8 +194,8 @@ class Gpi2Group:
             self._reduce_scatter(call)
         elif call.kind == ALLGATHER:
             total = sum(call.receive_sizes)
-            mine = memory(call.input, call.receive_sizes[self.index])
-            self._exchange(call, [mine] * self.size, memory(call.output, total), call.receive_sizes)
+            own = memory(call.input, call.receive_sizes[self.index])
+            self._exchange(call, [own] * self.size, memory(call.output, total), call.receive_sizes)
         else:
             cuts = _cuts(call.send_sizes)
             source = memory(call.input, cuts[-1])
@@ -225,40 +225,40 @@ class Gpi2Group:
         values = _numbers(buffer, call.type)
         if values.nbytes <= SMALL or self.size == 1:
             raw = values.tobytes()
-            for other in self._others():
-                self._send(other, call, raw)
+            for peer in self._peers():
+                self._send(peer, call, raw)
             result = self._reduced(call, values, values.nbytes)
             _store(result, buffer, call.type)
             return
         cuts = [call.count * i // self.size for i in range(self.size + 1)]
-        for other in self._others():
-            self._send(other, call, _bytes_of(values[cuts[other] : cuts[other + 1]]))
-        mine = values[cuts[self.index] : cuts[self.index + 1]]
-        block = self._reduced(call, mine, mine.nbytes)
+        for peer in self._peers():
+            self._send(peer, call, _bytes_of(values[cuts[peer] : cuts[peer + 1]]))
+        own = values[cuts[self.index] : cuts[self.index + 1]]
+        block = self._reduced(call, own, own.nbytes)
         if call.type == _BFLOAT16 or call.type == 2:  # all members must keep what this one rounds
             rounded = bytearray(block.size * size)
             _store(block, memoryview(rounded), call.type)
         else:
             rounded = _bytes_of(numpy.ascontiguousarray(block))
-        for other in self._others():
-            self._send(other, call, rounded)
+        for peer in self._peers():
+            self._send(peer, call, rounded)
         buffer[cuts[self.index] * size : cuts[self.index + 1] * size] = rounded
-        for other in self._others():
-            begin, end = cuts[other] * size, cuts[other + 1] * size
-            buffer[begin:end] = self._take(other, call, end - begin)
+        for peer in self._peers():
+            begin, end = cuts[peer] * size, cuts[peer + 1] * size
+            buffer[begin:end] = self._take(peer, call, end - begin)
 
     def _reduce_scatter(self, call: Call) -> None:
         size = SIZES[call.type]
         source = memory(call.input, call.count * size * self.size)
         values = _numbers(source, call.type)
         blocks = [values[i * call.count : (i + 1) * call.count] for i in range(self.size)]
-        for other in self._others():
-            self._send(other, call, _bytes_of(blocks[other]))
+        for peer in self._peers():
+            self._send(peer, call, _bytes_of(blocks[peer]))
         result = self._reduced(call, blocks[self.index], blocks[self.index].nbytes)
         _store(result, memory(call.output, call.count * size), call.type)
 
-    def _reduced(self, call: Call, mine: Any, expected: int) -> Any:
-        """What `mine` and the next message of each other member give together, in the members' order."""
+    def _reduced(self, call: Call, own: Any, expected: int) -> Any:
+        """What `own` and the next message of each other member give together, in the members' order."""
         import numpy
 
         functions = (
@@ -267,9 +267,9 @@ class Gpi2Group:
         )  # fmt: skip
         total: Any = None
         for member in range(self.size):
-            values = mine
+            values = own
             if member != self.index:
-                values = numpy.frombuffer(self._take(member, call, expected), mine.dtype)
+                values = numpy.frombuffer(self._take(member, call, expected), own.dtype)
             total = values.copy() if total is None else functions[call.reduction](total, values, out=total)
         if REDUCTION_NAMES[call.reduction] == "mean":
             total *= total.dtype.type(1.0 / self.size)
@@ -277,17 +277,17 @@ class Gpi2Group:
 
     def _exchange(self, call: Call, blocks: list[Any], target: memoryview, sizes: Sequence[int]) -> None:
         """Send a block to each member, lay what comes side by side."""
-        for other in self._others():
-            self._send(other, call, blocks[other])
+        for peer in self._peers():
+            self._send(peer, call, blocks[peer])
         cuts = _cuts(sizes)
         own = bytes(blocks[self.index])
         if len(own) != sizes[self.index]:
             raise self._other_size(self.index, len(own), sizes[self.index])
         target[cuts[self.index] : cuts[self.index + 1]] = own
-        for other in self._others():
-            target[cuts[other] : cuts[other + 1]] = self._take(other, call, sizes[other])
+        for peer in self._peers():
+            target[cuts[peer] : cuts[peer + 1]] = self._take(peer, call, sizes[peer])
 
-    def _others(self) -> list[int]:
+    def _peers(self) -> list[int]:
         """The other members, each member beginning with the one after itself."""
         return [(self.index + step) % self.size for step in range(1, self.size)]
 
@@ -338,8 +338,8 @@ class Gpi2Group:
         message = json.dumps([type(error).__name__, error.message, error.remedy]).encode()
         content = self._key.to_bytes(8, "little") + message
         mail = self._context.mail
-        for other in self._others():
-            rank = self.ranks[other]
+        for peer in self._peers():
+            rank = self.ranks[peer]
             if not _report(mail, rank, content, time.monotonic() + _REPORT_SECONDS):
                 # A rank that was stopped is to learn it when it goes on.
                 threading.Thread(

@@ -30,9 +30,9 @@ class GroupRegistry:
         """A number for the next group of these ranks, the same on all of them."""
         with self._lock:
             self._generations[ranks] = self._generations.get(ranks, 0) + 1
-            what = repr((ranks, self._generations[ranks])).encode()
+            identity = repr((ranks, self._generations[ranks])).encode()
         # The lowest bit distinguishes groups' keys from their letters'; small numbers are reserved.
-        return int.from_bytes(hashlib.blake2b(what, digest_size=8).digest(), "little") & ~1 | 2**63
+        return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little") & ~1 | 2**63
 
     def add(self, key: int, group: Reported) -> None:
         """Give this group what its other members report, and have reported already."""

@@ -62,7 +62,7 @@ class Health:
     def lost(self) -> set[int]:
         """The ranks that have left or ended."""
         with self._lock:
-            return set(self._poll_others())
+            return set(self._poll_peers())
 
     def kill(self, rank: int) -> bool:
         """End a rank at once, if it runs where this process can do so; whether it does."""
@@ -71,7 +71,7 @@ class Health:
             if process is None:
                 return False
             try:
-                if rank not in self._poll_others():
+                if rank not in self._poll_peers():
                     signal.pidfd_send_signal(process, signal.SIGKILL)
             except ProcessLookupError:
                 pass
@@ -101,7 +101,7 @@ class Health:
             os.close(self._processes.popitem()[1])
         self._poll = select.poll()
 
-    def _poll_others(self) -> set[int]:
+    def _poll_peers(self) -> set[int]:
         for descriptor, _ in self._poll.poll(0):
             self._poll.unregister(descriptor)
             self._lost.add(self._ranks[descriptor])
@@ -109,40 +109,40 @@ class Health:
 
     def _connect(self, mail: Mail, deadline: float) -> None:
         secret = secrets.token_hex(16)
-        others = [other for other in range(len(self._hosts)) if other != self._rank]
+        peers = [rank for rank in range(len(self._hosts)) if rank != self._rank]
         with socket.create_server(("", 0), backlog=len(self._hosts)) as listener:
-            mine = {
+            own_entry = {
                 "port": listener.getsockname()[1],
                 "secret": secret,
                 "pid": os.getpid(),
                 "processes": process_space(),
             }
-            for other in others:
-                mail.post(other, KEY, [json.dumps(mine).encode()])
+            for peer in peers:
+                mail.post(peer, KEY, [json.dumps(own_entry).encode()])
             entries: dict[int, dict[str, Any]] = {}
-            for other in others:
-                message = mail.take(other, KEY, deadline)
+            for peer in peers:
+                message = mail.take(peer, KEY, deadline)
                 if message is None:
                     raise _late()
-                entries[other] = json.loads(message)
-            for other in range(self._rank):
-                self._add(other, self._reach(other, entries[other]["port"], secret, deadline))
+                entries[peer] = json.loads(message)
+            for peer in range(self._rank):
+                self._add(peer, self._reach(peer, entries[peer]["port"], secret, deadline))
             arrivals = self._arrivals(listener, entries, deadline)
-            while len(self._connections) < len(others):
+            while len(self._connections) < len(peers):
                 self._add(*next(arrivals))
-        for other, entry in entries.items():
-            if entry["processes"] == mine["processes"]:
-                self._watch(other, entry["pid"])
+        for peer, entry in entries.items():
+            if entry["processes"] == own_entry["processes"]:
+                self._watch(peer, entry["pid"])
 
-    def _reach(self, other: int, port: int, secret: str, deadline: float) -> socket.socket:
+    def _reach(self, peer: int, port: int, secret: str, deadline: float) -> socket.socket:
         try:
             # As GPI-2 does: IPv4 alone.
-            where = (socket.gethostbyname(self._hosts[other]), port)
+            where = (socket.gethostbyname(self._hosts[peer]), port)
             connection = socket.create_connection(where, max(deadline - time.monotonic(), 0.001))
             connection.sendall(_HELLO.pack(self._rank, secret.encode()))
         except OSError as error:
             raise PeerLost(
-                f"Rank {other} cannot be reached at {self._hosts[other]}: {error.strerror or error}.",
+                f"Rank {peer} cannot be reached at {self._hosts[peer]}: {error.strerror or error}.",
                 "See whether it still runs, and whether a firewall lies between the nodes.",
             ) from None
         return connection
@@ -162,28 +162,28 @@ class Health:
             except (NotAPeer, OSError):
                 connection.close()
                 continue
-            other, secret = _HELLO.unpack(hello)
-            expected = entries[other]["secret"] if other in entries and other > self._rank else ""
-            if other not in self._connections and hmac.compare_digest(secret, expected.encode()):
-                yield other, connection
+            peer, secret = _HELLO.unpack(hello)
+            expected = entries[peer]["secret"] if peer in entries and peer > self._rank else ""
+            if peer not in self._connections and hmac.compare_digest(secret, expected.encode()):
+                yield peer, connection
             else:
                 connection.close()
 
-    def _add(self, other: int, connection: socket.socket) -> None:
+    def _add(self, peer: int, connection: socket.socket) -> None:
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE.items():
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._connections[other] = connection
-        self._ranks[connection.fileno()] = other
+        self._connections[peer] = connection
+        self._ranks[connection.fileno()] = peer
         self._poll.register(connection, select.POLLRDHUP)
 
-    def _watch(self, other: int, pid: int) -> None:
+    def _watch(self, peer: int, pid: int) -> None:
         """Notice also by its process when a rank has ended, where the system can tell."""
         # Without it connections are there, and GPI-2 to end a rank.
         with contextlib.suppress(AttributeError, OSError):
             process = os.pidfd_open(pid)
-            self._processes[other], self._ranks[process] = process, other
+            self._processes[peer], self._ranks[process] = process, peer
             self._poll.register(process, select.POLLIN)
 
 

@@ -42,7 +42,7 @@ class Letters:
     ) -> None:
         self._mail, self._ranks, self._index, self._key = mail, ranks, index, key
         self._check, self._ping, self._buffers = check, ping, buffers
-        self._others = [member for member in range(len(ranks)) if member != index]
+        self._peers = [member for member in range(len(ranks)) if member != index]
         # By member and tag, in the order in which they were requested; only who waits for one holds it.
         self._expected: dict[tuple[int, int], deque[weakref.ref[ReceivedLetter]]] = {}
         self._lock = threading.RLock()
@@ -95,7 +95,7 @@ class Letters:
         pinged_at = time.monotonic()
         while True:
             self._check()
-            for member in sorted(self._others, key=lambda m: (m < self._next_sender, m)):
+            for member in sorted(self._peers, key=lambda m: (m < self._next_sender, m)):
                 if self._is_unexpected(member, tag):
                     self._next_sender = member + 1
                     return member
@@ -103,7 +103,7 @@ class Letters:
                 return -1
             if time.monotonic() - pinged_at > _BETWEEN_PINGS:
                 pinged_at = time.monotonic()
-                if not any(self._ping(self._ranks[member]) for member in self._others):
+                if not any(self._ping(self._ranks[member]) for member in self._peers):
                     raise PeerLost(
                         "All other members were lost before one of them sent a message.",
                         "Form a new group without them, or start the run again.",
