@@ -32,7 +32,7 @@ class Call:
         name: In the graph.
         step: The call.
         extras: What makes it.
-        given: Names of the values that it takes, and of their masks.
+        sources: Names of the values that it takes, and of their masks.
         outputs: Names of the values that it makes, of their masks, and of what it adds to the loss.
         variables: Names of the variables that it uses.
         order: In which one process makes the calls.
@@ -41,7 +41,7 @@ class Call:
     name: str
     step: Step
     extras: Extras
-    given: list[str]
+    sources: list[str]
     outputs: list[str]
     variables: list[str]
     order: int = 0
@@ -70,7 +70,7 @@ class Call:
 
     def run(self, values: dict[str, Any], training: bool, rows: Any = None, scope: Any = None) -> list[Any]:
         """Call it with the values that it takes; what it makes. See `Extras`."""
-        return self.extras.call([values[name] for name in self.given], training, rows, scope)
+        return self.extras.call([values[name] for name in self.sources], training, rows, scope)
 
 
 class Calls:
@@ -138,7 +138,7 @@ class Calls:
                 name=call.name,
                 kind=type(call.step.operation).__name__,
                 module=call.name,
-                inputs=tuple(dict.fromkeys(call.given)),
+                inputs=tuple(dict.fromkeys(call.sources)),
                 outputs=tuple(call.outputs),
                 parameters=tuple(call.variables),
                 draws_mask=call.is_dropout,
@@ -156,11 +156,11 @@ class Calls:
             count = len(step.outputs) + len(makes) + adds
             # Not as a layer can be called: Keras names them dense, dense_1 and so on.
             outputs = [name] if count == 1 else [f"{name}.{place}" for place in range(count)]
-            given = [known[value] for value in step.given.values()]
-            given += [masks[mask] for mask in carried.takes(step).values()]
+            names = [known[value] for value in step.sources.values()]
+            names += [masks[mask] for mask in carried.takes(step).values()]
             variables = self._variables(step.operation, name)
             extras = Extras(step, carried)
-            self.calls.append(Call(name, step, extras, given, outputs, variables, len(self.calls)))
+            self.calls.append(Call(name, step, extras, names, outputs, variables, len(self.calls)))
             known |= zip(step.outputs, outputs, strict=False)
             masks |= zip([step.outputs[place] for place in makes], outputs[len(step.outputs) :], strict=False)
             losses += outputs[-1:] if adds else []
@@ -187,7 +187,7 @@ class Calls:
         maker = {name: call for call in self.calls for name in call.outputs}
         stages = stages_by_marks(
             self.calls,
-            lambda call: [maker[name] for name in call.given if name in maker],
+            lambda call: [maker[name] for name in call.sources if name in maker],
             [call for call in self.calls if call.step.is_mark],
             lambda call: call.name,
         )

@@ -40,10 +40,10 @@ class Group:
     """
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
-        everyone = world()
-        known = list(range(everyone.size))
+        run = world()
+        known = list(range(run.size))
         self.ranks = known if ranks is None else sorted(ranks)
-        self.world: World = everyone if self.ranks == known else everyone.some(self.ranks)
+        self.world: World = run if self.ranks == known else run.some(self.ranks)
 
     @property
     def size(self) -> int:

@@ -160,8 +160,8 @@ class Shares(DataAdapter):
             except Exception as error:
                 problem = error
             state = _FAILED if problem else _END if found is None else _BATCH
-            mine = found[1] if found else Share(0, 0, 0)
-            table = self._world.table([state, mine.total, mine.samples, mine.mark])
+            own_share = found[1] if found else Share(0, 0, 0)
+            table = self._world.table([state, own_share.total, own_share.samples, own_share.mark])
             if problem:
                 raise problem
             self._check(table, step)
@@ -197,17 +197,17 @@ class Shares(DataAdapter):
             )
         if not self._distribute or ended:
             return
-        other = np.flatnonzero(totals != totals[0]).tolist()
-        if other:
+        differing = np.flatnonzero(totals != totals[0]).tolist()
+        if differing:
             raise InvalidCall(
-                f"Batch {step} has {totals[0]} samples on rank 0, but {totals[other[0]]} on "
-                f"{ranks(other, small=True)}.",
+                f"Batch {step} has {totals[0]} samples on rank 0, but {totals[differing[0]]} on "
+                f"{ranks(differing, small=True)}.",
                 "Give all ranks the same data set and global batch size; each takes its share of it.",
             )
-        other = np.flatnonzero(table[:, 3] != table[0, 3]).tolist()
-        if other:
+        differing = np.flatnonzero(table[:, 3] != table[0, 3]).tolist()
+        if differing:
             raise InvalidCall(
-                f"Batch {step} has other samples on {ranks(other, small=True)} than on rank 0.",
+                f"Batch {step} has other samples on {ranks(differing, small=True)} than on rank 0.",
                 "Give all ranks the same data set in the same order: seed alike what shuffles it.",
             )
         if self._largest is not None and totals[0] > self._largest:
@@ -317,12 +317,12 @@ class Dataset:
     def __init__(
         self, dataset: Any, num_ranks: int | None = None, rank: int | None = None, shuffle_seed: int = 42
     ) -> None:
-        everyone = world()
+        run = world()
         self._data = dataset if isinstance(dataset, tuple) else (dataset,)
-        self._world = World(None) if num_ranks == 1 else everyone
-        if num_ranks not in (None, 1, everyone.size) or rank not in (None, self._world.rank):
+        self._world = World(None) if num_ranks == 1 else run
+        if num_ranks not in (None, 1, run.size) or rank not in (None, self._world.rank):
             raise InvalidCall(
-                f"Rank {everyone.rank} of {everyone.size} cannot have the share of {rank} of {num_ranks}.",
+                f"Rank {run.rank} of {run.size} cannot have the share of {rank} of {num_ranks}.",
                 "Leave num_ranks and rank out.",
             )
 
@@ -492,11 +492,11 @@ def same_randomness(world: World) -> None:
     own = np.frombuffer(pickle.dumps(states), np.uint8)
     size = world.broadcast(np.array([own.size]))
     whole = own.copy() if world.is_master else np.empty(size[0], np.uint8)
-    theirs = pickle.loads(world.broadcast(whole).tobytes())
-    random.setstate(theirs[0])
-    np.random.set_state(theirs[1])
+    master_states = pickle.loads(world.broadcast(whole).tobytes())
+    random.setstate(master_states[0])
+    np.random.set_state(master_states[1])
     if torch:
-        torch.set_rng_state(torch.from_numpy(theirs[2].copy()))
+        torch.set_rng_state(torch.from_numpy(master_states[2].copy()))
 
 
 def _torch() -> Any:

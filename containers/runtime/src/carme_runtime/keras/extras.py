@@ -20,7 +20,7 @@ class Extras:
 
     def __init__(self, step: Step, carried: Carried) -> None:
         self._step = step
-        self._symbols, self._masked = list(step.given), list(carried.takes(step))
+        self._symbols, self._masked = list(step.sources), list(carried.takes(step))
         self._makes, self._adds = carried.makes(step), step.number in carried.losses
         self._layers = step.layers if self._adds else []
         self._stateful = stateful_layers(step.layers)
@@ -34,7 +34,7 @@ class Extras:
         """Values, masks of some of them, and what is added to the loss, for each sample, if there is any.
 
         Args:
-            tensors: The values that it takes, in the order of `given`, then their masks.
+            tensors: The values that it takes, in the order of `sources`, then their masks.
             training: Or evaluation.
             rows: Numbers of the rows that these samples are; None: they are none.
             scope: What collects losses, where the call changes nothing.

@@ -19,7 +19,7 @@ class Step:
         number: In the order in which Keras makes the calls.
         operation: What is called.
         node: Keras' record of the call.
-        given: Numbers of the values that it takes, by the identities of Keras' symbols for them.
+        sources: Numbers of the values that it takes, by the identities of Keras' symbols for them.
         masks: Of these symbols, masks that Keras recorded as arguments by itself, and whose they are.
         outputs: Numbers of the values that it makes.
     """
@@ -27,7 +27,7 @@ class Step:
     number: int
     operation: Any
     node: Any
-    given: dict[int, int]
+    sources: dict[int, int]
     masks: dict[int, int]
     outputs: list[int]
 
@@ -80,10 +80,10 @@ class Flattened:
         steps, needed = [], set(self.results)
         for step in reversed(self.steps):
             if step.number not in passed:
-                given = {symbol: value for symbol, value in step.given.items() if symbol not in step.masks}
-                step = dataclasses.replace(step, given=given, masks={})
+                sources = {s: value for s, value in step.sources.items() if s not in step.masks}
+                step = dataclasses.replace(step, sources=sources, masks={})
             if isinstance(step.operation, keras.Layer) or needed.intersection(step.outputs):
-                needed.update(step.given.values())
+                needed.update(step.sources.values())
                 steps.append(step)
         return Flattened(self.inputs, self.results, steps[::-1], self.entered, self._values)
 
@@ -115,14 +115,14 @@ def _add(found: Flattened, model: Any, inputs: list[int]) -> list[int]:
 def _added(found: Flattened, node: Any, known: dict[int, int]) -> list[int]:
     operation = node.operation
     inner = functional_of(operation) if isinstance(operation, keras.Model) else None
-    given = {id(t): known[id(t)] for t in node.arguments.keras_tensors}
+    sources = {id(t): known[id(t)] for t in node.arguments.keras_tensors}
     masks = _recorded_masks(node)
-    plain = [value for symbol, value in given.items() if symbol not in masks]
+    plain = [value for symbol, value in sources.items() if symbol not in masks]
     if inner is not None and len(plain) == len(inner.inputs):
-        found.entered += [(len(found.steps), given[symbol]) for symbol in masks.values()]
+        found.entered += [(len(found.steps), sources[symbol]) for symbol in masks.values()]
         return _add(found, inner, plain)
     outputs = [found.value() for _ in node.outputs]
-    found.steps.append(Step(len(found.steps), operation, node, given, masks, outputs))
+    found.steps.append(Step(len(found.steps), operation, node, sources, masks, outputs))
     return outputs
 
 
@@ -136,11 +136,11 @@ def _recorded_masks(node: Any) -> dict[int, int]:
     return {id(mask): id(arguments[0])} if own is not None and _alike(mask, own) else {}
 
 
-def _alike(symbol: Any, other: Any) -> bool:
+def _alike(symbol: Any, candidate: Any) -> bool:
     """Whether two symbols are the same value. Copies of a model compute masks anew, which nobody uses."""
-    if symbol is other:
+    if symbol is candidate:
         return True
-    histories: list[Any] = [getattr(each, "_keras_history", None) for each in (symbol, other)]
+    histories: list[Any] = [getattr(each, "_keras_history", None) for each in (symbol, candidate)]
     if any(history is None or isinstance(history.operation, keras.Layer) for history in histories):
         return False
     (first, place), (second, another) = ((h.operation, h.tensor_index) for h in histories)

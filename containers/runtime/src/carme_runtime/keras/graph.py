@@ -171,13 +171,13 @@ class GraphSteps(Steps):
             for v, earlier, part in zip(variables, before, parts, strict=True):
                 v.assign(earlier + tf.cast(tf.reshape(part, v.shape), v.dtype))
         metrics = model.get_metrics_result()
-        others = {name: value for name, value in logs.items() if name not in metrics}
-        if others:
+        averaged = {name: value for name, value in logs.items() if name not in metrics}
+        if averaged:
             samples, total = tf.unstack(self._of_total)
-            values = tf.stack([tf.cast(value, "float64") for value in others.values()])
+            values = tf.stack([tf.cast(value, "float64") for value in averaged.values()])
             values = self._sums.sum(tf.where(samples > 0, values * samples, 0.0), "logs") / total
-            others = dict(zip(others, tf.unstack(values), strict=True))
-        return {name: others[name] if name in others else metrics[name] for name in logs}
+            averaged = dict(zip(averaged, tf.unstack(values), strict=True))
+        return {name: averaged[name] if name in averaged else metrics[name] for name in logs}
 
     def _keep(self, own: Any, prefix: str) -> None:
         if prefix not in self._local_counts or self._local_counts[prefix].shape != own.shape:

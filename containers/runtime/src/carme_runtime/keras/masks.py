@@ -114,19 +114,19 @@ class _Trace:
 
     def _call(self, step: Step) -> None:
         values, carried = self._values, self._carried
-        given = {symbol: values[key] for symbol, key in step.given.items()}
-        masks = {symbol: mask for symbol, value in given.items() if (mask := mask_of(value)) is not None}
+        arguments = {symbol: values[key] for symbol, key in step.sources.items()}
+        masks = {symbol: mask for symbol, value in arguments.items() if (mask := mask_of(value)) is not None}
         if all(owner in masks for owner in step.masks.values()):
-            given = {symbol: value for symbol, value in given.items() if symbol not in step.masks}
+            arguments = {symbol: value for symbol, value in arguments.items() if symbol not in step.masks}
         else:
             carried.passed.add(step.number)
-        roots = {symbol: carried.root(step.given[symbol]) for symbol in masks}
-        carried.taken[step.number] = {symbol: root for symbol, root in roots.items() if symbol in given}
-        outputs = step.call(given, training=True)
+        roots = {symbol: carried.root(step.sources[symbol]) for symbol in masks}
+        carried.taken[step.number] = {symbol: root for symbol, root in roots.items() if symbol in arguments}
+        outputs = step.call(arguments, training=True)
         for key, output in zip(step.outputs, outputs, strict=True):
             values[key] = output
             mask = mask_of(output)
-            same = [roots[symbol] for symbol, other in masks.items() if other is mask]
+            same = [roots[symbol] for symbol, taken_mask in masks.items() if taken_mask is mask]
             if mask is None:
                 continue
             if is_plain_dropout(step.operation, step.node):
@@ -191,8 +191,8 @@ class OutputMasks:
 
     def _mask(self, key: int) -> Any:
         if key not in self._masks:
-            same = self._carried.from_input.get(key)
-            self._masks[key] = self._computed(key) if same is None else self._mask(same)
+            from_input = self._carried.from_input.get(key)
+            self._masks[key] = self._computed(key) if from_input is None else self._mask(from_input)
         return self._masks[key]
 
     def _computed(self, key: int) -> Any:
@@ -201,15 +201,15 @@ class OutputMasks:
         kind = type(step.operation)
         if kind.__module__.startswith("keras.") and issubclass(kind, layers.Embedding | layers.Masking):
             maker = layers.Embedding if issubclass(kind, layers.Embedding) else layers.Masking
-            (value,) = step.given.values()  # other kinds of embeddings make masks like this in their calls
+            (value,) = step.sources.values()  # other kinds of embeddings make masks like this in their calls
             return maker.compute_mask(step.operation, self._value(value), None)
         if step.masks or not kind.__module__.startswith("keras.src.layers.merging."):
             return mask_of(self._value(key))
         # Of its inputs, merging layers need the shapes only.
         symbols = {id(t): t for t in step.node.arguments.keras_tensors}
         stand_ins = {
-            symbol: keras.ops.zeros((self._samples, *self._carried.shapes[step.given[symbol]]), tensor.dtype)
-            for symbol, tensor in symbols.items()
+            s: keras.ops.zeros((self._samples, *self._carried.shapes[step.sources[s]]), tensor.dtype)
+            for s, tensor in symbols.items()
         }
         taken = self._carried.taken[step.number]
         masks = {symbol: self._mask(key) for symbol, key in taken.items()}
@@ -223,7 +223,7 @@ class OutputMasks:
             return True
         step = self._maker[key]
         own = getattr(step.operation, "variables", [])
-        return not own and all(self._is_free(source) for source in step.given.values())
+        return not own and all(self._is_free(source) for source in step.sources.values())
 
     def _value(self, key: int) -> Any:
         if key in self._values:
@@ -231,8 +231,8 @@ class OutputMasks:
         if not self._is_free(key):
             raise Unknown
         step = self._maker[key]
-        given = {symbol: self._value(source) for symbol, source in step.given.items()}
+        arguments = {symbol: self._value(source) for symbol, source in step.sources.items()}
         taken = self._carried.taken.get(step.number, {})
-        attach(given, {symbol: self._mask(source) for symbol, source in taken.items()})
-        self._values |= zip(step.outputs, step.call(given, training=False), strict=True)
+        attach(arguments, {symbol: self._mask(source) for symbol, source in taken.items()})
+        self._values |= zip(step.outputs, step.call(arguments, training=False), strict=True)
         return self._values[key]

@@ -250,10 +250,10 @@ class Model:
         shares = self._shares(*data, **training, training=True)
         if check is None:
             return shares, None
-        given = training["batch_size"] if validation.micro is None and _takes_batch_size(check) else None
+        as_training = validation.micro is None and _takes_batch_size(check)
         return shares, self._shares(
             *keras.utils.unpack_x_y_sample_weight(check),
-            batch_size=validation.batch_size or given,
+            batch_size=validation.batch_size or (training["batch_size"] if as_training else None),
             micro=validation.micro,
             steps=validation.steps,
             distribute=validation.distribute,
@@ -531,14 +531,14 @@ class Model:
         ]
         whole = np.concatenate(saved)
         # All ranks of a pipeline have the same.
-        everyone = self._world.concatenate(whole if first else whole[:0], "predictions")
-        everyone = everyone[:: self._world.stages]
+        outputs = self._world.concatenate(whole if first else whole[:0], "predictions")
+        outputs = outputs[:: self._world.stages]
         begins = [0] * size
         pieces = []
         for part in history:
             for rank in range(size):
                 count = share(part.total, rank, size).samples
-                pieces.append(everyone[rank][begins[rank] : begins[rank] + count])
+                pieces.append(outputs[rank][begins[rank] : begins[rank] + count])
                 begins[rank] += count
         return np.concatenate(pieces)
 

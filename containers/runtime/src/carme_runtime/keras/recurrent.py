@@ -41,16 +41,17 @@ def states_of_rows(layers: Sequence[Any], rows: Any) -> Iterator[None]:
 
 def _call_of_rows(layer: Any, call: Callable[..., Any], rows: Any) -> Callable[..., Any]:
     def called(sequences: Any, initial_state: Any = None, mask: Any = None, training: Any = False) -> Any:
-        given = initial_state
-        if given is None and rows is None:
-            given = layer.get_initial_state(batch_size=keras.ops.shape(sequences)[0])
-        elif given is None:
-            given = keras.tree.map_structure(lambda v: keras.ops.take(v.value, rows, axis=0), layer.states)
+        if initial_state is None and rows is None:
+            initial_state = layer.get_initial_state(batch_size=keras.ops.shape(sequences)[0])
+        elif initial_state is None:
+            initial_state = keras.tree.map_structure(
+                lambda v: keras.ops.take(v.value, rows, axis=0), layer.states
+            )
         # As a layer that keeps nothing, and that returns its states.
         own, returns = vars(layer), layer.return_state
         own["stateful"], own["return_state"] = False, True
         try:
-            output, *states = call(sequences, initial_state=given, mask=mask, training=training)
+            output, *states = call(sequences, initial_state=initial_state, mask=mask, training=training)
         finally:
             own["stateful"], own["return_state"] = True, returns
         if rows is not None:
@@ -119,9 +120,9 @@ class States:
         for layer in self.layers:
             for v in keras.tree.flatten(layer.states):
                 value = np.array(keras.ops.convert_to_numpy(v.value), np.float64, order="C")
-                mine = np.zeros_like(value)
+                own_rows = np.zeros_like(value)
                 if owns(layer):
                     rows = slice(share.begin, share.begin + share.samples)
-                    mine[rows] = value[rows]
-                whole = world.add(mine.reshape(-1), "states of recurrent layers").reshape(value.shape)
+                    own_rows[rows] = value[rows]
+                whole = world.add(own_rows.reshape(-1), "states of recurrent layers").reshape(value.shape)
                 v.assign(whole.astype(keras.backend.standardize_dtype(v.dtype)))

@@ -61,9 +61,9 @@ class LoopingSteps(PipelineSteps):
     def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
         """Let an optimizer step: see `optimizer.Stages`."""
         names = {id(v): name for name, v in self._graph.variables.items()}
-        if others := [v for v in variables if id(v) not in names]:
+        if outside := [v for v in variables if id(v) not in names]:
             raise InvalidCall(
-                f"The optimizer trains {others[0].path} beside the layers of a model in stages.",
+                f"The optimizer trains {outside[0].path} beside the layers of a model in stages.",
                 "Give it the model's trainable_variables only, or train with ParallelStrategy.DATA.",
             )
         if self._slots is not None and self._slots.optimizer is not optimizer:
@@ -150,10 +150,10 @@ class LoopingSteps(PipelineSteps):
         """This replica's share of a batch that is the same on all ranks. Raises InvalidCall."""
         total = len(inputs[0])
         table = self._world.table([total, mark_of(list(inputs))])
-        other = np.flatnonzero((table != table[0]).any(1)).tolist()
-        if other:
+        differing = np.flatnonzero((table != table[0]).any(1)).tolist()
+        if differing:
             raise InvalidCall(
-                f"{ranks(other)} gave a model in stages another batch than rank 0.",
+                f"{ranks(differing)} gave a model in stages another batch than rank 0.",
                 "Give all ranks the whole batch: carme_runtime.keras.data.Dataset(..., num_ranks=1), and "
                 "what a step draws at random by a keras.random.SeedGenerator.",
             )
@@ -164,8 +164,8 @@ class LoopingSteps(PipelineSteps):
         tensor = tensor[: part.samples]
         array = np.array(keras.ops.convert_to_numpy(self._detached(tensor)), order="C")
         # All ranks of a replica have the same.
-        everyone = self._world.concatenate(array if self._pipe.stage == 0 else array[:0], "outputs")
-        whole = np.concatenate(everyone[:: self._world.stages])
+        outputs = self._world.concatenate(array if self._pipe.stage == 0 else array[:0], "outputs")
+        whole = np.concatenate(outputs[:: self._world.stages])
         end = part.begin + part.samples
         before, behind = (
             keras.ops.convert_to_tensor(rest, tensor.dtype) for rest in (whole[: part.begin], whole[end:])

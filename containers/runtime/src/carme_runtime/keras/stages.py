@@ -42,11 +42,6 @@ class Wanted:
     def __post_init__(self) -> None:
         check_counts(self.stages, self.micro_batches)
 
-    @property
-    def given(self) -> bool:
-        """Whether anything but the strategy was requested."""
-        return self != Wanted(self.strategy)
-
 
 class PipelineSteps(Steps):
     """Steps of a model whose ranks hold a stage each.
@@ -371,10 +366,10 @@ class PipelineSteps(Steps):
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """What Keras does to make metrics and losses, with a sentence where they do not fit the data."""
         targets = keras.utils.unpack_x_y_sample_weight(data_batch)[1] if data_batch is not None else None
-        outputs, what = self._model.outputs, "The loss or a metric"
+        outputs, flat = self._model.outputs, keras.tree.flatten(targets)
         # A replica's share of a batch has less rows than the layers have states.
         layers = stateful_layers(self._model._flatten_layers(include_self=False))
-        with states_of_rows(layers, None), losses.explained(outputs, keras.tree.flatten(targets), what):
+        with states_of_rows(layers, None), losses.explained(outputs, flat, "The loss or a metric"):
             type(self._model)._symbolic_build(self._model, iterator=iterator, data_batch=data_batch)
 
     def _begin_rows(self, share: Share | None) -> None:
@@ -495,9 +490,9 @@ class PipelineSteps(Steps):
 
     # -- the optimizer
 
-    def _prepare_optimizer(self, given: Any = None) -> None:
+    def _prepare_optimizer(self, optimizer_of_loop: Any = None) -> None:
         """Let the optimizer, which is the model's own or that of a loop, keep nothing for other stages."""
-        optimizer = given or getattr(self._model, "optimizer", None)
+        optimizer = optimizer_of_loop or getattr(self._model, "optimizer", None)
         if optimizer is None or (self._slots and self._slots.optimizer is optimizer):
             return
         trained = self._model.trainable_variables

@@ -168,15 +168,15 @@ class TensorFlowPipelineSteps(LoopingSteps):
     def _trained(self, inputs: Sequence[Any], part: Share) -> list[Any]:
         return self._pipe.call(inputs, part)
 
-    def _prepare_optimizer(self, given: Any = None) -> None:
-        optimizer = given or getattr(self._model, "optimizer", None)
+    def _prepare_optimizer(self, optimizer_of_loop: Any = None) -> None:
+        optimizer = optimizer_of_loop or getattr(self._model, "optimizer", None)
         if optimizer is not None and optimizer.gradient_accumulation_steps:
             raise InvalidCall(
                 f"{type(optimizer).__name__} has gradient_accumulation_steps, which a pipeline cannot on "
                 "Keras' TensorFlow backend.",
                 "Leave it out and use larger batches in more micro-batches, or use the torch backend.",
             )
-        super()._prepare_optimizer(given)
+        super()._prepare_optimizer(optimizer_of_loop)
 
     def _step(self, optimizer: Any, gradients: dict[str, Any]) -> None:
         if optimizer.global_clipnorm:

@@ -45,10 +45,10 @@ def _take_gpu_of_tensorflow() -> None:
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus or not _launched() or tf.config.get_visible_devices("GPU") != gpus:
         return
-    mine = gpus[_local_rank() % len(gpus)]
+    own_gpu = gpus[_local_rank() % len(gpus)]
     try:
-        tf.config.set_visible_devices(mine, "GPU")
-        tf.config.experimental.set_memory_growth(mine, True)
+        tf.config.set_visible_devices(own_gpu, "GPU")
+        tf.config.experimental.set_memory_growth(own_gpu, True)
     except RuntimeError:
         warnings.warn(
             "TensorFlow has taken all GPUs already. Import carme_runtime.keras before anything is computed.",

@@ -231,13 +231,13 @@ class Steps:
     def _logs(self, logs: dict[str, Any], share: Share) -> dict[str, Any]:
         """The logs of the whole batch; what is not a metric is averaged by samples."""
         metrics = self._model.get_metrics_result()
-        others = [name for name in logs if name not in metrics]
-        if not others:
+        averaged = [name for name in logs if name not in metrics]
+        if not averaged:
             return {name: metrics[name] for name in logs}
-        values = np.array([float(logs[name]) for name in others], np.float64)
+        values = np.array([float(logs[name]) for name in averaged], np.float64)
         parts = values * share.samples if share.samples else np.zeros_like(values)
         mean = self._world.add(parts, "logs") / share.total
-        whole = dict(zip(others, mean.tolist(), strict=True))
+        whole = dict(zip(averaged, mean.tolist(), strict=True))
         return {name: whole[name] if name in whole else metrics[name] for name in logs}
 
     def _keep_local_logs(self, own: np.ndarray, training: bool) -> None:

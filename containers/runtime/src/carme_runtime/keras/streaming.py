@@ -28,17 +28,17 @@ class Streamed:
         others: Of optimizers.
     """
 
-    def __init__(self, world: World, weights: list[Any], others: list[Any]) -> None:
+    def __init__(self, world: World, weights: list[Any], state_variables: list[Any]) -> None:
         self._due: dict[int, Callable[[], None]] = {}  # by variable
         large = [v for v in weights if _bytes_of(v) > _SMALL and v.name != SEEDS]
         known = set(map(id, large))
-        states = [v for v in others if _bytes_of(v) > _SMALL]
+        states = [v for v in state_variables if _bytes_of(v) > _SMALL]
         zero = world.exchange([not np.any(_value(v)) for v in states] if world.is_master else None)[MASTER]
         zeros = [v for v, is_zero in zip(states, zero, strict=True) if is_zero]
         for v in zeros if not world.is_master else ():
             v.assign(np.zeros(tuple(v.shape), keras.backend.standardize_dtype(v.dtype)))
         known |= set(map(id, zeros))
-        give_out(world, [v for v in [*weights, *others] if id(v) not in known])
+        give_out(world, [v for v in [*weights, *state_variables] if id(v) not in known])
         # It must be there until all has arrived.
         self._group, limit = world.lane()
         for v in {id(v): v for v in large}.values():

@@ -57,10 +57,10 @@ class GraphSums:
         part = self.of_total[0] / self.of_total[1]
 
         def gather(values: np.ndarray, indices: np.ndarray, part: np.ndarray) -> list[np.ndarray]:
-            mine = slice(None) if part > 0 else slice(0)
-            scaled = (values[mine] * part).astype(values.dtype)
+            own_rows = slice(None) if part > 0 else slice(0)
+            scaled = (values[own_rows] * part).astype(values.dtype)
             rows = self._world.concatenate(scaled, "gradients of rows")
-            numbers = self._world.concatenate(indices[mine].copy(), "rows with gradients")
+            numbers = self._world.concatenate(indices[own_rows].copy(), "rows with gradients")
             return [np.concatenate(rows), np.concatenate(numbers)]
 
         types = [gradient.values.dtype, gradient.indices.dtype]

@@ -94,7 +94,7 @@ class _Measurement:
         """The calls, and the values that there are after each."""
         values = dict(zip(self._calls.inputs, example, strict=True))
         calls = self._calls.calls
-        last = {name: place for place, call in enumerate(calls) for name in call.given}
+        last = {name: place for place, call in enumerate(calls) for name in call.sources}
         for place, call in enumerate(calls):
             try:
                 results = self._run(call, values)
@@ -115,14 +115,14 @@ class _Measurement:
     def _timed(self, call: Call, values: dict[str, Any]) -> tuple[float, float]:
         tf = self._tf
         sources = [v for name in call.variables if (v := self._calls.variables[name]).trainable]
-        given = [values[name] for name in call.given if values[name].dtype.is_floating]
+        differentiable = [values[name] for name in call.sources if values[name].dtype.is_floating]
         with tf.GradientTape() as tape:
-            tape.watch(given)
+            tape.watch(differentiable)
             began = time.perf_counter()
             results = self._run(call, values)
             forward = time.perf_counter() - began
         began = time.perf_counter()
         targets = [result for result in results if result.dtype.is_floating]
-        if targets and (given or sources):
-            tape.gradient(targets, [*given, *sources])
+        if targets and (differentiable or sources):
+            tape.gradient(targets, [*differentiable, *sources])
         return 1000 * forward, 1000 * (time.perf_counter() - began)

@@ -210,7 +210,7 @@ class Passes:
     def _function(self, piece: int, training: bool) -> tuple[list[str], list[str], Any]:
         calls, pieces, graph = self._own[piece], self._plan.pieces, self._plan.graph
         computed = {name for call in calls for name in call.outputs}
-        used = [name for call in calls for name in call.given]
+        used = [name for call in calls for name in call.sources]
         taken = [name for name in dict.fromkeys(used) if name not in computed]
         sent = [n for channel, names in pieces.channels.items() if channel[0] == piece for n in names]
         sent += [n for n in graph.results if n in computed and piece == pieces.count - 1]
@@ -227,26 +227,28 @@ class Passes:
 
     def _backward(self, piece: int, micro: int) -> None:
         held, pieces = self._held.pop((piece, micro)), self._plan.pieces
-        targets, given = [], []
+        targets, output_gradients = [], []
         if held.loss is not None:
             targets.append(held.loss)
-            given.append(self._tf.ones_like(held.loss))
+            output_gradients.append(self._tf.ones_like(held.loss))
         for output, gradient in zip(held.outputs, held.gradients, strict=False):
             if gradient is not None and output.dtype.is_floating:
                 targets.append(output)
-                given.append(gradient)
+                output_gradients.append(gradient)
         for channel in pieces.channels:
             names = pieces.gradients(channel) if channel[0] == piece else ()
             if names:
                 for name, gradient in zip(names, self._receive(channel, True, micro, names), strict=True):
                     if gradient is not None:
                         targets.append(held.results[name])
-                        given.append(gradient)
+                        output_gradients.append(gradient)
         own = dict.fromkeys(n for call in self._own[piece] for n in call.variables)
         trained = [name for name in own if self._calls.variables[name].trainable]
         leaves = list(held.leaves)
         sources = [held.leaves[name] for name in leaves] + [self._calls.variables[n] for n in trained]
-        found = held.tape.gradient(targets, sources, given) if targets and sources else [None] * len(sources)
+        found = [None] * len(sources)
+        if targets and sources:
+            found = held.tape.gradient(targets, sources, output_gradients)
         back = dict(zip(leaves, found[: len(leaves)], strict=True))
         for channel in pieces.channels:
             names = pieces.gradients(channel) if channel[1] == piece else ()
@@ -263,9 +265,9 @@ class Passes:
         give_up()
         return parts
 
-    def _packed(self, memory: Any, parts: list[Any], what: str) -> int:
+    def _packed(self, memory: Any, parts: list[Any], description: str) -> int:
         arrays = [None if part is None else self._tf.convert_to_tensor(part).numpy() for part in parts]
-        return messages.pack(memory, arrays, what)
+        return messages.pack(memory, arrays, description)
 
     def _unpacked(self, memory: Any, names: Sequence[str]) -> list[Any]:
         types = [np.dtype(self._plan.graph.value[name].dtype) for name in names]
@@ -284,23 +286,23 @@ def _called(
 ) -> Iterator[Any]:
     """What a call makes; Dropout takes a mask that was drawn for the whole batch."""
     if call.name in masks:
-        return iter([values[call.given[0]] * masks[call.name]])
+        return iter([values[call.sources[0]] * masks[call.name]])
     return iter(call.run(values, training, rows))
 
 
-def sum_of_gradients(gradient: Any, other: Any) -> Any:
+def sum_of_gradients(gradient: Any, addend: Any) -> Any:
     """The sum of two gradients; the first may be None.
 
     Those of an embedding stay rows with their numbers, as many optimizers treat them otherwise than tensors.
     """
     tf = import_module("tensorflow")
     if gradient is None:
-        return other
-    if isinstance(gradient, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        both = (gradient, other)
+        return addend
+    if isinstance(gradient, tf.IndexedSlices) and isinstance(addend, tf.IndexedSlices):
+        both = (gradient, addend)
         values, indices = (tf.concat([getattr(g, name) for g in both], 0) for name in ("values", "indices"))
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
-    return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(other)
+    return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(addend)
 
 
 def mask_of_batch(call: Call, total: int, begin: int, sizes: Sequence[int]) -> Iterator[Any]:

@@ -65,9 +65,9 @@ def agreed_plan(calls: Calls, example: Sequence[Any], request: Request, memory: 
     text = repr((found.cuts, found.schedule, found.samples, found.batch_norm))
     remedy = "Call fit with the same arguments on all ranks."
     world.agree({"The plan of the pipeline": zlib.crc32(text.encode())}, remedy=remedy)
-    others = [call.name for call in calls.calls if call.draws_otherwise]
-    if others and found.schedule.micro_batches > 1 and world.is_master:
-        log.warning("Layer %s draws other random numbers than in a single process.", others[0])
+    differing = [call.name for call in calls.calls if call.draws_otherwise]
+    if differing and found.schedule.micro_batches > 1 and world.is_master:
+        log.warning("Layer %s draws other random numbers than in a single process.", differing[0])
     return found
 
 

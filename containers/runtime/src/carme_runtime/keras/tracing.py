@@ -208,11 +208,11 @@ class KerasGraph(SelfTraced):
         losses: list[fx.Node],
     ) -> None:
         operation, carried = step.operation, self.carried
-        given = [known[value] for value in step.given.values()]
+        arguments = [known[value] for value in step.sources.values()]
         name = self._name(operation)
         makes, adds = carried.makes(step), step.number in carried.losses
         if is_plain_dropout(operation, step.node):
-            call = graph.call_function(_DROPOUT, (given[0], float(operation.rate), True))
+            call = graph.call_function(_DROPOUT, (arguments[0], float(operation.rate), True))
             # Dimension 0 counts samples; the others are known when it is measured.
             call.meta["val"] = SimpleNamespace(shape=(None, *(0,) * (len(step.node.outputs[0].shape) - 1)))
             call.meta["nn_module_stack"] = {name: (name, type(operation))}
@@ -221,8 +221,8 @@ class KerasGraph(SelfTraced):
             self.add_module(name, nn.Identity())
         else:
             self.add_module(name, LayerCall(step, self._named_variables(operation), carried, self.states))
-            given += [masks[mask] for mask in carried.takes(step).values()]
-            call = graph.call_module(name, tuple(given))
+            arguments += [masks[mask] for mask in carried.takes(step).values()]
+            call = graph.call_module(name, tuple(arguments))
         call.meta["split"] = step.is_mark
         count = len(step.outputs) + len(makes) + adds
         parts = [call]

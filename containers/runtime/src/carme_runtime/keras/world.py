@@ -164,9 +164,9 @@ class World:
         own = np.array(row, np.int64)
         if not self._group:
             return own[None]
-        everyone = np.empty(self.size * own.size, np.int64)
-        self._group.allgather(everyone, own, timeout=self._limit)
-        return everyone.reshape(self.size, own.size)
+        rows = np.empty(self.size * own.size, np.int64)
+        self._group.allgather(rows, own, timeout=self._limit)
+        return rows.reshape(self.size, own.size)
 
     def exchange(self, entry: Any) -> list[Any]:
         """What all ranks have, by rank. Ranks trust each other: they hold the key of one job."""
@@ -177,14 +177,14 @@ class World:
 
     def agree(
         self,
-        what: dict[str, Any],
+        values: dict[str, Any],
         problem: Exception | None = None,
         remedy: str = "Give the same on all ranks; they run one script on one data set.",
     ) -> None:
         """See that all ranks do the same, and that none of them is in trouble.
 
         Args:
-            what: Names and values that must be equal on all ranks.
+            values: Names and values that must be equal on all ranks.
             problem: What went wrong here.
             remedy: What to do where ranks differ.
 
@@ -192,32 +192,33 @@ class World:
             InvalidCall: On every rank, where ranks differ or another rank has a problem.
             Exception: `problem` itself, on the rank that has it.
         """
-        everyone = self.exchange((what, f"{type(problem).__name__}: {problem}" if problem else ""))
+        entries = self.exchange((values, f"{type(problem).__name__}: {problem}" if problem else ""))
         if problem:
             raise problem
-        troubled = [(rank, text) for rank, (_, text) in enumerate(everyone) if text]
+        troubled = [(rank, text) for rank, (_, text) in enumerate(entries) if text]
         if troubled:
             raise InvalidCall(
                 f"{ranks([rank for rank, _ in troubled])} cannot go on: {troubled[0][1]}",
                 "Put that right; the other ranks only wait for it.",
             )
-        for name in what:
-            values = [theirs.get(name) for theirs, _ in everyone]
-            other = [rank for rank, value in enumerate(values) if value != values[0]]
-            if other:
+        for name in values:
+            by_rank = [values_of_rank.get(name) for values_of_rank, _ in entries]
+            differing = [rank for rank, value in enumerate(by_rank) if value != by_rank[0]]
+            if differing:
                 raise InvalidCall(
-                    f"{name} is {values[0]} on rank 0, but {values[other[0]]} on {ranks(other, small=True)}.",
+                    f"{name} is {by_rank[0]} on rank 0, but {by_rank[differing[0]]} on "
+                    f"{ranks(differing, small=True)}.",
                     remedy,
                 )
 
-    def together(self, action: Callable[[], Any], **what: Any) -> None:
+    def together(self, action: Callable[[], Any], **values: Any) -> None:
         """Do something that can fail on one rank; go on when it has worked on all. See `agree`."""
         problem: Exception | None = None
         try:
             action()
         except Exception as error:
             problem = error
-        self.agree(what, problem)
+        self.agree(values, problem)
 
     def write(self, action: Callable[[], Any], everywhere: bool = False) -> None:
         """Write files on the master rank, or on all; they are complete when this returns on any rank."""
