@@ -108,17 +108,17 @@ def as_carme() -> tuple[int, int, Callable[[str, int], Any]]:
 
             return np.zeros(1, np.float32), operate, process.barrier
         if mode == "meeting":
-            return np.zeros(1, np.float32), process.everyone.barrier, process.barrier
+            return np.zeros(1, np.float32), process.group_all.barrier, process.barrier
         if mode == "wire":
             # What nobody can get below on this link: the same bytes both ways, received into little memory.
-            wire = wires[0] if wires else connect_two(process.rank, process.everyone)
+            wire = wires[0] if wires else connect_two(process.rank, process.group_all)
             wires[:] = [wire]
             data = np.zeros(count, np.float32).data.cast("B")
             room = memoryview(bytearray(min(len(data), 256 * KIB)))
-            return np.zeros(1, np.float32), lambda: both_ways(wire, data, room), process.everyone.barrier
+            return np.zeros(1, np.float32), lambda: both_ways(wire, data, room), process.group_all.barrier
         array = segment.array("float32", 0, count) if mode == "segment" else np.empty(count, np.float32)
-        plan = process.everyone.plan_allreduce(array, wire="bf16" if mode == "bf16" else "")
-        return array, plan.run, process.everyone.barrier
+        plan = process.group_all.plan_allreduce(array, wire="bf16" if mode == "bf16" else "")
+        return array, plan.run, process.group_all.barrier
 
     return process.rank, process.size, prepare
 

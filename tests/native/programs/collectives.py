@@ -14,7 +14,7 @@ TYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
 SIZES = (0, 1, 7, 1000, 8192, 400_003)
 
 with gaspi.init(30) as process:
-    rank, size, everyone = process.rank, process.size, process.everyone
+    rank, size, everyone = process.rank, process.size, process.group_all
     segment = process.segment_create(0, 8 << 20)
 
     def data(of, count, dtype):

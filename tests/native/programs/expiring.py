@@ -14,7 +14,7 @@ rank = process.rank
 segment = process.segment_create(0, 1 << 20)
 words = segment.array("uint64")
 pids = np.zeros(process.size, np.int64)
-process.everyone.allgather(pids, np.array([os.getpid()]))
+process.group_all.allgather(pids, np.array([os.getpid()]))
 process.segment_alloc(1, 64)
 process.barrier()
 

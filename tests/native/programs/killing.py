@@ -17,7 +17,7 @@ stopped, elsewhere = "stopped" in sys.argv, "elsewhere" in sys.argv
 process = gaspi.init(30)
 rank, size = process.rank, process.size
 pids = np.zeros(size, np.int64)
-process.everyone.allgather(pids, np.array([os.getpid()]))
+process.group_all.allgather(pids, np.array([os.getpid()]))
 # What a rank has sent may not have left it yet: who says so has all of it.
 if rank == 1:
     for _ in range(size - 1):

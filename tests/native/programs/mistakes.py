@@ -11,7 +11,7 @@ from patience import HANG
 LONG = round(1000 * HANG)  # milliseconds: who disagrees hears of it, and waits for nothing
 kind = sys.argv[1]
 process = gaspi.init(HANG)
-group, odd = process.everyone, process.rank == 1
+group, odd = process.group_all, process.rank == 1
 try:
     if kind == "size":
         group.allreduce(np.zeros(1000 if odd else 2000, np.float32), label="weights", timeout=LONG)

@@ -11,7 +11,7 @@ SIZE = 48 * MIB
 ROW, EMPTY = 64, (0, 4, 7)  # elements, as many as are checked together; which of ten rows are zero
 process = gaspi.init(60)
 data = np.ones(SIZE // 4, np.float32)
-process.everyone.allreduce(data)  # from here on there is what any allreduce needs
+process.group_all.allreduce(data)  # from here on there is what any allreduce needs
 
 given = np.repeat(~np.isin(np.arange(len(data) // ROW) % 10, EMPTY), ROW).astype(np.float32)
 data[:] = given
@@ -26,7 +26,7 @@ def resident(which):
 
 Path("/proc/self/clear_refs").write_text("5")  # the most begins anew
 before = resident("VmRSS")
-process.everyone.allreduce(data)
+process.group_all.allreduce(data)
 more = resident("VmHWM") - before
 assert (data == process.size * given).all()
 # Of what travels from a rank in four steps, two may wait for the next rank, and one for this one.

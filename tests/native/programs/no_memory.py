@@ -13,7 +13,7 @@ from carme_runtime import gaspi
 
 LITTLE = 8 << 20
 process = gaspi.init(60)
-rank, everyone = process.rank, process.everyone
+rank, everyone = process.rank, process.group_all
 block = np.ones(4 << 20, np.float32)
 whole = np.ones(len(block) * process.size, np.float32)
 

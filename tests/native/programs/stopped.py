@@ -12,7 +12,7 @@ from carme_runtime import gaspi
 process = gaspi.init(30)
 rank = process.rank
 pids = np.zeros(process.size, np.int64)
-process.everyone.allgather(pids, np.array([os.getpid()]))
+process.group_all.allgather(pids, np.array([os.getpid()]))
 spare = process.group(range(process.size))
 # What a rank has sent may not have left it yet: who says so has all of it.
 if rank == 1:
@@ -25,7 +25,7 @@ values = np.full(4 << 20, rank + 1, np.float32)
 if rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
     try:
-        process.everyone.allreduce(values, timeout=20_000)
+        process.group_all.allreduce(values, timeout=20_000)
     except gaspi.PeerLost as error:
         assert "Rank 0 gave up: Rank 1 did not come to allreduce" in error.message, error
     else:
@@ -34,7 +34,7 @@ else:
     while ") T " not in Path(f"/proc/{pids[1]}/stat").read_text():
         time.sleep(0.01)
     for call in (
-        lambda: process.everyone.allreduce(values, timeout=200),
+        lambda: process.group_all.allreduce(values, timeout=200),
         lambda: process.passive_send(1, bytes(1 << 20), timeout=200),
     ):
         begin = time.monotonic()

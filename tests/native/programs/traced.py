@@ -28,7 +28,7 @@ def collectives(file: Path) -> int:
 
 with gaspi.init() as process:
     me, other = process.rank, 1 - process.rank
-    everyone = process.everyone
+    everyone = process.group_all
     memory = process.segment_create(3, 4096)
     numbers = numpy.ones(1000, numpy.float32)
     plan = everyone.plan_allreduce(numbers)

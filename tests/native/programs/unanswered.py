@@ -13,7 +13,7 @@ process = gaspi.init(30)
 rank = process.rank
 segment = process.segment_create(0, 4096)
 pids = np.zeros(process.size, np.int64)
-process.everyone.allgather(pids, np.array([os.getpid()]))
+process.group_all.allgather(pids, np.array([os.getpid()]))
 # What a rank has sent may not have left it yet: who says so has all of it.
 if rank == 1:
     for _ in range(process.size - 1):

@@ -13,7 +13,7 @@ from patience import HANG
 
 go_on, limit = "go-on" in sys.argv, int(sys.argv[2])
 process = gaspi.init(HANG)
-rank, size, group = process.rank, process.size, process.everyone
+rank, size, group = process.rank, process.size, process.group_all
 segment = process.segment_create(0, 4 << 20)
 random = np.random.default_rng(int(sys.argv[1]))
 print("ready", flush=True)

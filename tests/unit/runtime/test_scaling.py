@@ -104,7 +104,7 @@ def test_the_paper_the_faster_the_node_the_earlier_it_stalls() -> None:
 def test_weak_scaling_of_the_paper_goes_on() -> None:
     prediction = predict(alexnet(2.0), Machine(parse_network(FDR)), upto=256)
     assert prediction.weak[-1].efficiency > 0.95
-    assert prediction.remedies[0].what.startswith(("a batch", "a network"))
+    assert prediction.remedies[0].change.startswith(("a batch", "a network"))
 
 
 def test_buckets_travel_while_backpropagation_runs() -> None:
@@ -308,17 +308,17 @@ def test_the_simulation_itself_is_unsure_as_soon_as_ranks_communicate() -> None:
 
 def test_what_would_move_the_limit() -> None:
     prediction = predict(small(), Machine(parse_network("1 Gbit/s, 20 us")), upto=16)
-    what = [remedy.what for remedy in prediction.remedies]
-    assert "bf16 on the wire" in what and "a network four times as fast" in what
+    changes = [remedy.change for remedy in prediction.remedies]
+    assert "bf16 on the wire" in changes and "a network four times as fast" in changes
     assert all(remedy.faster > 1 for remedy in prediction.remedies)
     starved = predict(small(input=Input(200, 2)), upto=16)
-    assert "staged data, or more workers that load it" in [remedy.what for remedy in starved.remedies]
+    assert "staged data, or more workers that load it" in [remedy.change for remedy in starved.remedies]
 
 
 def test_what_would_move_the_limit_of_memory() -> None:
     """A larger batch is no remedy where a rank has no memory for it. What does not run is not faster."""
     roomy, tight = (small(memory=Memory(100, 10, 100 + count * 10)) for count in (128, 64))
-    assert [remedy.what for remedy in predict(roomy, upto=1).remedies] == ["a batch of 128 instead of 64"]
+    assert [remedy.change for remedy in predict(roomy, upto=1).remedies] == ["a batch of 128 instead of 64"]
     assert predict(tight, upto=1).remedies == ()
     beyond = predict(tight, upto=1, batch=128)
     assert beyond.strong[-1].limit == "memory"

@@ -11,9 +11,9 @@ _doing: dict[int, str] = {}  # by thread
 
 
 @contextmanager
-def doing(stage: int, what: str, micro: int) -> Iterator[None]:
-    """This thread works on a micro-batch in a stage: `what` is such as `forward pass`."""
-    thread, text = threading.get_ident(), f"stage {stage}, {what} of micro-batch {micro}"
+def doing(stage: int, operation: str, micro: int) -> Iterator[None]:
+    """This thread works on a micro-batch in a stage: `operation` is such as `forward pass`."""
+    thread, text = threading.get_ident(), f"stage {stage}, {operation} of micro-batch {micro}"
     began = time.perf_counter()
     _doing[thread] = text
     try:
@@ -21,7 +21,7 @@ def doing(stage: int, what: str, micro: int) -> Iterator[None]:
     finally:
         _doing.pop(thread, None)
         if profile.recorder:
-            profile.recorder.add(profile.PIPELINE, what, began, extra=micro, of=stage)
+            profile.recorder.add(profile.PIPELINE, operation, began, extra=micro, of=stage)
 
 
 def of_thread(thread: int | None = None) -> str:

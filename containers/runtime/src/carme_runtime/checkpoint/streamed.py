@@ -159,11 +159,11 @@ def first_of(targets: dict[str, Any], structure: Any) -> list[int]:
 def _give_model(name: str, model: Any, structure: Any, arriving: Arriving, others: Iterable[Any]) -> None:
     import torch
 
-    from carme_runtime.torch.arrivals import Arrivals, note_given
+    from carme_runtime.torch.arrivals import Arrivals, note_arrivals
 
     if arriving.here or not (places := _places(model, structure, arriving.layout)):
         states.give(name, model, arriving.part(structure), others)
-        note_given(model, Arrivals(model, once=True))
+        note_arrivals(model, Arrivals(model, once=True))
         return
     state = arriving.early(structure)
     model.load_state_dict(state)  # checks names and shapes; the values come by and by
@@ -176,7 +176,7 @@ def _give_model(name: str, model: Any, structure: Any, arriving: Arriving, other
 
     for key, (number, target) in places.items():
         arrivals.travel([target], functools.partial(fetch, number, target, state[key]))
-    note_given(model, arrivals)
+    note_arrivals(model, arrivals)
 
 
 def _places(model: Any, structure: Any, layout: Layout) -> dict[str, tuple[int, Any]]:

@@ -15,7 +15,7 @@ def main() -> None:
         raise SystemExit("Usage: carme-run -m carme_runtime.gaspi.links FILE")
     os.environ.pop(LINKS, None)
     with gaspi.init() as process:
-        times = process.everyone.measure_links()
+        times = process.group_all.measure_links()
         if process.rank == 0 and times:
             Path(sys.argv[1]).write_text(json.dumps({"times": times}) + "\n")
         if process.rank == 0:

@@ -3,6 +3,7 @@
 import contextlib
 import enum
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
@@ -98,8 +99,8 @@ class Process:
         self.rank: int = context.rank
         self.size: int = context.size
         self._pending: dict[tuple[str, Group], Pending] = {}
-        self.everyone = self.group(range(self.size), timeout)
-        self._watch = hangs.watch(self, self.everyone, hang_seconds)
+        self.group_all = self.group(range(self.size), timeout)  # GASPI_GROUP_ALL
+        self._watch = hangs.watch(self, self.group_all, hang_seconds)
 
     def __enter__(self) -> "Process":
         return self
@@ -115,7 +116,7 @@ class Process:
             self._context.sync_clock()
         if wait and self.size > 1 and State.CORRUPT not in self.state_vector():
             with contextlib.suppress(GaspiError):  # a rank that left early does not keep this one
-                self.everyone.barrier(timeout=10_000)
+                self.group_all.barrier(timeout=10_000)
         if self._watch:
             self._watch.stop()
         self._pending.clear()
@@ -123,20 +124,26 @@ class Process:
 
     # Groups
 
+    @property
+    def everyone(self) -> Group:
+        """The earlier name of `group_all`."""
+        warnings.warn("Process.everyone is now called group_all.", DeprecationWarning, stacklevel=2)
+        return self.group_all
+
     def group(self, ranks: Iterable[int], timeout: int = BLOCK) -> Group:
         """Form a group; all its members call this with the same ranks."""
         return Group(self._context, list(ranks), timeout)
 
     def barrier(self, group: Group | None = None, timeout: int = BLOCK) -> None:
         """Wait until all members of the group have come here. After Timeout, call it again to go on."""
-        group = group or self.everyone
+        group = group or self.group_all
         self._resume("barrier", group, timeout, lambda: group.barrier(asynchronous=True))
 
     def allreduce(
         self, array: Any, op: str = "sum", group: Group | None = None, timeout: int = BLOCK
     ) -> None:
         """Reduce `array` in place over the group. After Timeout, call it again to go on."""
-        group = group or self.everyone
+        group = group or self.group_all
         self._resume("allreduce", group, timeout, lambda: group.allreduce(array, op, asynchronous=True))
 
     def _resume(self, name: str, group: Group, timeout: int, begin: Any) -> None:
@@ -157,7 +164,7 @@ class Process:
         self, number: int, size: int, group: Group | None = None, timeout: int = BLOCK
     ) -> Segment:
         """Make a segment of `size` bytes on all members of the group, known to all of them."""
-        group = group or self.everyone
+        group = group or self.group_all
         self._context.segment_alloc(number, size)
         for rank in group.ranks:
             if rank != self.rank:

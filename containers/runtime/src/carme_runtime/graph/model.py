@@ -251,14 +251,14 @@ class Graph:
         chosen = (self.parameter[name] for name in set(names))
         return sum(each.bytes for each in chosen if each.trainable or not trainable)
 
-    def same_model(self, other: "Graph") -> bool:
+    def same_model(self, graph: "Graph") -> bool:
         """Whether both are of the same operators and parameters, whatever these cost."""
 
         def shape(graph: Graph) -> object:
             wired = [(o.name, o.kind, o.inputs, o.outputs, o.parameters) for o in graph.operators]
             return graph.inputs, graph.results, wired, graph.parameters
 
-        return shape(self) == shape(other)
+        return shape(self) == shape(graph)
 
 
 def on_line(points: list[tuple[int, float]], at: float) -> float:

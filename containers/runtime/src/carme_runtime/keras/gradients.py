@@ -6,7 +6,7 @@ from typing import Any
 
 from carme_runtime.keras.data import Share
 from carme_runtime.starts import STREAMED
-from carme_runtime.torch.arrivals import Arrivals, note_given
+from carme_runtime.torch.arrivals import Arrivals, note_arrivals
 from carme_runtime.torch.options import Options
 from carme_runtime.torch.parallel import Parallel
 
@@ -32,7 +32,7 @@ class Gradients:
                 return set()
             self._parallel.detach()
         if arrivals:
-            note_given(model, arrivals)
+            note_arrivals(model, arrivals)
         self._parallel = Parallel(model, None, Options(start=STREAMED if arrivals else ""))
         return set() if arrivals else {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 

@@ -11,13 +11,13 @@ from carme_runtime.pipeline import messages
 _REMEDY = "Train with batches that are at most as large as the first one."
 
 
-def pack(memory: Any, arrays: Sequence[Any], description: str) -> int:
+def pack(memory: Any, arrays: Sequence[Any], title: str) -> int:
     """Write a message of arrays, some of them perhaps None; its size. See `pipeline.messages.pack`."""
     parts = [
         None if array is None else messages.Part(0, array.shape, array.nbytes, partial(_write, array))
         for array in arrays
     ]
-    return messages.pack(memory, parts, description, _REMEDY)
+    return messages.pack(memory, parts, title, _REMEDY)
 
 
 def unpack(memory: Any, types: Sequence[Any]) -> list[Any]:

@@ -265,9 +265,9 @@ class Passes:
         give_up()
         return parts
 
-    def _packed(self, memory: Any, parts: list[Any], description: str) -> int:
+    def _packed(self, memory: Any, parts: list[Any], title: str) -> int:
         arrays = [None if part is None else self._tf.convert_to_tensor(part).numpy() for part in parts]
-        return messages.pack(memory, arrays, description)
+        return messages.pack(memory, arrays, title)
 
     def _unpacked(self, memory: Any, names: Sequence[str]) -> list[Any]:
         types = [np.dtype(self._plan.graph.value[name].dtype) for name in names]

@@ -286,7 +286,7 @@ def _join() -> tuple[Group | None, int]:
 
     process = gaspi.init()
     atexit.register(process.close)
-    return process.everyone, _LIMIT
+    return process.group_all, _LIMIT
 
 
 def _join_by_torch() -> tuple[Group, int]:

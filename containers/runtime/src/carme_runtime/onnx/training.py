@@ -288,12 +288,12 @@ def _train_asynchronously(
     from carme_runtime.torch.pipeline_run import Run
 
     run, dist = Run(), torch.distributed
-    assert run.everyone
+    assert run.world_group
     parameters = [each for each in module.parameters() if each.requires_grad]
     for tensor in (*module.parameters(), *module.buffers()):
         dist.broadcast(tensor.data, 0)
-    exchange = asynchronous.Exchange(run.context, run.everyone, parameters, staleness, run.timeout)
-    counter = Counter(run.context, run.everyone, run.timeout)
+    exchange = asynchronous.Exchange(run.context, run.world_group, parameters, staleness, run.timeout)
+    counter = Counter(run.context, run.world_group, run.timeout)
     asynchronous.train(
         exchange,
         counter,

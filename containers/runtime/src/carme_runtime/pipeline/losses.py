@@ -11,13 +11,13 @@ _OF_MEMORY = ("OutOfMemoryError", "ResourceExhaustedError")  # of PyTorch and Te
 
 
 @contextlib.contextmanager
-def explained(outputs: Sequence[Any], targets: Sequence[Any], what: str = "The loss") -> Iterator[None]:
+def explained(outputs: Sequence[Any], targets: Sequence[Any], subject: str = "The loss") -> Iterator[None]:
     """Turn what a loss raises into a sentence that names the shapes.
 
     Args:
         outputs: Of the model, for a micro-batch.
         targets: For the same samples; what has no shape is left out.
-        what: Is computed.
+        subject: What is computed, as a sentence begins.
 
     Raises:
         InvalidCall: The loss failed. Errors of this package and lack of memory pass as they are.
@@ -31,7 +31,7 @@ def explained(outputs: Sequence[Any], targets: Sequence[Any], what: str = "The l
             raise
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidCall(
-            f"{what} fails for outputs {_shapes(outputs)} and targets {_shapes(targets)}: "
+            f"{subject} fails for outputs {_shapes(outputs)} and targets {_shapes(targets)}: "
             f"{first.rstrip('.')}.",
             "Give targets that fit the model's outputs, and a loss for both.",
         ) from error

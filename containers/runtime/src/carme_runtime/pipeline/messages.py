@@ -47,18 +47,18 @@ class Received(NamedTuple):
     memory: Any
 
 
-def links_of(everyone: Group | None, rank: int, copying_us: Callable[[int], float]) -> Links:
+def links_of(world_group: Group | None, rank: int, copying_us: Callable[[int], float]) -> Links:
     """What messages cost: by the runtime's file, by its measurement between nodes, or by copying here.
 
     Args:
-        everyone: All ranks, who call this together; None: there is one.
+        world_group: All ranks, which call this together; None: there is one.
         rank: This one; what rank 0 gets counts.
         copying_us: Microseconds that a message of so many bytes takes within the node.
     """
     file = os.environ.get(links.LINKS, "")
     between = links.read(Path(file)) if file and not links.should_measure() else []
     source = f"from {file}" if between else "measured between nodes"
-    between = between or (everyone.measure_links() if everyone else [])
+    between = between or (world_group.measure_links() if world_group else [])
     copies = () if rank else tuple((size, copying_us(size)) for size in _SIZES)
     if between:
         return Links(tuple(between), source, within=copies)
@@ -70,13 +70,13 @@ def room(sizes: Sequence[float]) -> int:
     return _table_bytes(len(sizes)) + sum(_aligned(int(-(-size // 1))) for size in sizes)
 
 
-def pack(memory: Any, parts: Sequence[Part | int | None], what: str, remedy: str) -> int:
+def pack(memory: Any, parts: Sequence[Part | int | None], title: str, remedy: str) -> int:
     """Write a message: a table of what there is, then the tensors' bytes.
 
     Args:
         memory: Bytes, as an array.
         parts: Tensors, numbers, and None for what there is not.
-        what: The message's name.
+        title: The message's name.
         remedy: What to do where it has no room.
 
     Returns:
@@ -91,7 +91,7 @@ def pack(memory: Any, parts: Sequence[Part | int | None], what: str, remedy: str
         if isinstance(part, Part):
             dimensions = len(part.shape)
             if at + part.size > len(memory) or dimensions > _MOST_DIMENSIONS:
-                raise InvalidCall(f"A value of shape {list(part.shape)} has no room in {what}.", remedy)
+                raise InvalidCall(f"A value of shape {list(part.shape)} has no room in {title}.", remedy)
             row[:3], row[3 : 3 + dimensions] = (_TENSOR, part.type, dimensions), part.shape
             if part.size:
                 part.write(memory[at : at + part.size])
@@ -165,8 +165,8 @@ class Post:
             return
         assert self._boxes
         name = (channel, back)
-        what = f"the message from stage {channel[back]} to stage {channel[not back]}"
-        self._boxes.put(name, self._pack(self._boxes.slot(name), parts, what))
+        title = f"the message from stage {channel[back]} to stage {channel[not back]}"
+        self._boxes.put(name, self._pack(self._boxes.slot(name), parts, title))
 
     def receive(
         self, channel: Channel, back: bool, micro: int, names: Sequence[str]

@@ -58,10 +58,10 @@ class Plan:
         """How many times as long a rank takes as the one that measured the model."""
         return self.devices[rank].slowness if self.devices else 1.0
 
-    def travel_ms(self, size: float, rank: int, other: int) -> float:
+    def travel_ms(self, size: float, rank: int, peer: int) -> float:
         """How long a message of so many bytes takes between the stages of two ranks."""
         nodes = self.devices[rank].nodes if self.devices else ()
-        return self.graph.links.milliseconds(size, bool(nodes) and nodes == self.devices[other].nodes)
+        return self.graph.links.milliseconds(size, bool(nodes) and nodes == self.devices[peer].nodes)
 
     @property
     def strategy(self) -> str:
@@ -159,8 +159,8 @@ class Plan:
         found = replace(self, fits=tuple(fits[0] for fits in choices))
         for rank, fits in enumerate(choices):
             for fit in fits[1:]:
-                other = replace(found, fits=(*found.fits[:rank], fit, *found.fits[rank + 1 :]))
-                found = other if other.step_ms < found.step_ms else found
+                candidate = replace(found, fits=(*found.fits[:rank], fit, *found.fits[rank + 1 :]))
+                found = candidate if candidate.step_ms < found.step_ms else found
         return found
 
     def _choices(self, rank: int) -> list[StageFit]:
@@ -456,8 +456,9 @@ class Plan:
         found = []
         for rank, fit in enumerate(self.fits):
             if fit.recomputes or fit.spilled_bytes:
-                others = [other for other in self.fits_of(rank) if other != fit]
-                found.append(sentence(rank, self._needed(rank, False), self.memory_of(rank), fit, others))
+                alternatives = [each for each in self.fits_of(rank) if each != fit]
+                needed = self._needed(rank, False)
+                found.append(sentence(rank, needed, self.memory_of(rank), fit, alternatives))
         return found
 
     def drawing(self) -> str:

@@ -98,7 +98,7 @@ class StageFit:
         return " and ".join(parts)
 
 
-def sentence(rank: int, whole: int, memory: int, taken: StageFit, others: list[StageFit]) -> str:
+def sentence(rank: int, whole: int, memory: int, taken: StageFit, alternatives: list[StageFit]) -> str:
     """Why a stage does what it does.
 
     Args:
@@ -106,7 +106,7 @@ def sentence(rank: int, whole: int, memory: int, taken: StageFit, others: list[S
         whole: Bytes that it needs if it does nothing.
         memory: Bytes that there are.
         taken: What it does.
-        others: What it could do as well.
+        alternatives: What it could do as well.
     """
     done = []
     if taken.recomputes:
@@ -117,7 +117,7 @@ def sentence(rank: int, whole: int, memory: int, taken: StageFit, others: list[S
         f"Stage {rank} {' and '.join(done)}: it needs {size_text(whole)} otherwise, and a rank has "
         f"{size_text(memory)}. {_capital(str(taken))}."
     )
-    return " ".join([text, *(f"Instead, {other}." for other in others)])
+    return " ".join([text, *(f"Instead, {alternative}." for alternative in alternatives)])
 
 
 def _capital(text: str) -> str:

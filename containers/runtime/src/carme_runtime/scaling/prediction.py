@@ -2,6 +2,7 @@
 
 import math
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -66,8 +67,14 @@ class Point:
 class Remedy:
     """What would move the limit, and how many times as fast training would then be; 1: it can run at all."""
 
-    what: str
+    change: str
     faster: float = 1.0
+
+    @property
+    def what(self) -> str:
+        """The earlier name of `change`."""
+        warnings.warn("Remedy.what is now called change.", DeprecationWarning, stacklevel=2)
+        return self.change
 
 
 @dataclass(frozen=True)
@@ -217,8 +224,8 @@ def _interval(profile: Profile, machine: Machine, ranks: int, batch: float) -> t
     """Between which milliseconds eight runs of ten are expected. Drawn alike for the same numbers."""
     draw = random.Random(ranks)
     source = machine.links.source
-    given = _GIVEN_LINKS if source.startswith("given") else _MEASURED_LINKS
-    links = _ASSUMED_LINKS if source.startswith("assumed") else given
+    of_source = _GIVEN_LINKS if source.startswith("given") else _MEASURED_LINKS
+    links = _ASSUMED_LINKS if source.startswith("assumed") else of_source
     # The middle of a run of many steps spreads less than a step.
     computing = math.hypot(_COMPUTE, profile.spread / 2)
     below = profile.timings[0].samples / batch
@@ -250,8 +257,8 @@ def _remedies(profile: Profile, machine: Machine, point: Point, batch: int) -> t
     def faster(ms: float, samples: float = 1.0) -> float:
         return samples * point.step.ms / ms
 
-    def with_machine(other: Machine) -> float:
-        return simulate(profile, ranks, each, other).ms
+    def with_machine(changed: Machine) -> float:
+        return simulate(profile, ranks, each, changed).ms
 
     links = machine.links
     quicker = replace(links, times=tuple((size, time / 4) for size, time in links.times))

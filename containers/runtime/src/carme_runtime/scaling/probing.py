@@ -42,7 +42,7 @@ class Probe(ABC):
         self._began = 0.0  # when the first step ended
         self._watched: list[Step] = []  # those that count
         self._followed: Callable[[], Any] | None = None
-        self._others = Counter[int]()  # steps of others since its last one, by identity
+        self._foreign_steps = Counter[int]()  # steps of others since its last one, by identity
 
     @abstractmethod
     def shortage(self) -> str:
@@ -57,14 +57,14 @@ class Probe(ABC):
         known = self._followed() if self._followed else None
         if known is not trained:
             if known is not None:
-                self._others[id(trained)] += 1
-                if self._others[id(trained)] < WARM + LEAST:
+                self._foreign_steps[id(trained)] += 1
+                if self._foreign_steps[id(trained)] < WARM + LEAST:
                     return False
             if self._followed is not None:
                 self.steps, self._began = 0, 0.0
                 self._watched.clear()
             self._followed = _reference(trained)
-        self._others.clear()
+        self._foreign_steps.clear()
         return True
 
     def _is_enough(self, seconds: float, batch: int) -> bool:

@@ -85,12 +85,12 @@ class Notes:
             # Kept, so that no other tensor gets its identity.
             self._results[id(tensor)] = (tensor, Result(number, place))
 
-    def _noted(self, given: Any) -> Any:
+    def _noted(self, structure: Any) -> Any:
         def detached(tensor: torch.Tensor) -> Any:
             known = self._results.get(id(tensor))
             return known[1] if known else tensor.detach()
 
-        return mapped(given, detached)
+        return mapped(structure, detached)
 
 
 def as_now(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,7 +176,7 @@ class Repeated:
         """Something to begin a backward pass from, for each call whose result no other call gets."""
         results: list[list[torch.Tensor]] = []
 
-        def given(argument: Any) -> Any:
+        def at_size(argument: Any) -> Any:
             if isinstance(argument, Result):
                 return results[argument.call][argument.place]
             if argument.ndim and len(argument) == self._batch:
@@ -184,7 +184,7 @@ class Repeated:
             return argument
 
         for number, call in enumerate(self._calls):
-            arguments, keywords = mapped(call.arguments, given), mapped(call.keywords, given)
+            arguments, keywords = mapped(call.arguments, at_size), mapped(call.keywords, at_size)
             result = call.call(*arguments, **keywords)
             results.append(list(tensors(result)))
             if number in self._ends and (loss := _loss(result)) is not None:
@@ -253,38 +253,38 @@ def _span_hooks(
     return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]
 
 
-def tensors(given: Any) -> Iterator[torch.Tensor]:
+def tensors(structure: Any) -> Iterator[torch.Tensor]:
     """All tensors in nested lists, tuples and dictionaries."""
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, dict):
-        for value in given.values():
+    if isinstance(structure, torch.Tensor):
+        yield structure
+    elif isinstance(structure, dict):
+        for value in structure.values():
             yield from tensors(value)
-    elif isinstance(given, (list, tuple)):
-        for value in given:
+    elif isinstance(structure, (list, tuple)):
+        for value in structure:
             yield from tensors(value)
 
 
-def _results(given: Any) -> Iterator[Result]:
-    if isinstance(given, Result):
-        yield given
-    elif isinstance(given, dict):
-        for value in given.values():
+def _results(structure: Any) -> Iterator[Result]:
+    if isinstance(structure, Result):
+        yield structure
+    elif isinstance(structure, dict):
+        for value in structure.values():
             yield from _results(value)
-    elif isinstance(given, (list, tuple)):
-        for value in given:
+    elif isinstance(structure, (list, tuple)):
+        for value in structure:
             yield from _results(value)
 
 
-def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
     """The same with each tensor, or what stands for one, changed."""
-    if isinstance(given, (torch.Tensor, Result)):
-        return change(given)
-    if type(given) is dict:
-        return {name: mapped(value, change) for name, value in given.items()}
-    if type(given) in (list, tuple):
-        return type(given)(mapped(value, change) for value in given)
-    return given
+    if isinstance(structure, (torch.Tensor, Result)):
+        return change(structure)
+    if type(structure) is dict:
+        return {name: mapped(value, change) for name, value in structure.items()}
+    if type(structure) in (list, tuple):
+        return type(structure)(mapped(value, change) for value in structure)
+    return structure
 
 
 def _loss(result: Any) -> torch.Tensor | None:

@@ -82,7 +82,7 @@ def advice(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> list
 
 
 def _remedy(remedy: Remedy) -> str:
-    return f"{remedy.what} ({remedy.faster:.2f} times as fast)" if remedy.faster > 1 else remedy.what
+    return f"{remedy.change} ({remedy.faster:.2f} times as fast)" if remedy.faster > 1 else remedy.change
 
 
 def choice(point: Point) -> str:
@@ -158,7 +158,7 @@ def as_dict(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> dic
         "most_ranks_with_70_percent": prediction.most_ranks(0.7),
         "efficiency_percent": efficiency,
         "most_ranks_with_efficiency": prediction.most_ranks(efficiency / 100),
-        "remedies": [dataclasses.asdict(remedy) for remedy in prediction.remedies],
+        "remedies": [{"what": r.change, "faster": r.faster} for r in prediction.remedies],
         "advice": advice(prediction, efficiency),
     }
 

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from carme_runtime.torch.flat import tensors_in
 
-__all__ = ["Arrivals", "is_given", "note_given", "settle_given", "settle_optimizer"]
+__all__ = ["Arrivals", "has_arrivals", "note_arrivals", "settle_arrivals", "settle_optimizer"]
 
 # What may be read of a parameter whose values are not there yet.
 _NOT_VALUES = frozenset(
@@ -199,23 +199,23 @@ def _reads_values(func: Any) -> bool:
 
 
 # What has a checkpoint's values, which rank 0 has sent to all ranks.
-_given: "weakref.WeakKeyDictionary[nn.Module, Arrivals]" = weakref.WeakKeyDictionary()
+_arrivals_of: "weakref.WeakKeyDictionary[nn.Module, Arrivals]" = weakref.WeakKeyDictionary()
 
 
-def note_given(model: nn.Module, arrivals: Arrivals) -> None:
+def note_arrivals(model: nn.Module, arrivals: Arrivals) -> None:
     """All ranks get rank 0's values of this model's parameters and buffers, which travel already."""
-    _given[model] = arrivals
+    _arrivals_of[model] = arrivals
 
 
-def is_given(model: nn.Module) -> bool:
+def has_arrivals(model: nn.Module) -> bool:
     """Whether that is so, and the model was not used since."""
-    return model in _given and not _given[model].used
+    return model in _arrivals_of and not _arrivals_of[model].used
 
 
-def settle_given(model: nn.Module) -> None:
+def settle_arrivals(model: nn.Module) -> None:
     """Wait for all values of a model that travel so."""
-    if model in _given:
-        _given[model].wait_all()
+    if model in _arrivals_of:
+        _arrivals_of[model].wait_all()
 
 
 def settle_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -448,8 +448,8 @@ class ProcessGroupCarme(dist.ProcessGroup):
         return WorkFromAny(self, [pending], tensors, finish, source)
 
     def _begin(self, method: Callable[..., Any], *arguments: Any, opts: Any) -> Pending:
-        given = milliseconds(getattr(opts, "timeout", timedelta(0)))
-        timeout = given if given > 0 else milliseconds(self._timeout)
+        requested = milliseconds(getattr(opts, "timeout", timedelta(0)))
+        timeout = requested if requested > 0 else milliseconds(self._timeout)
         return method(*arguments, timeout=timeout, asynchronous=True)
 
     def _joined(

@@ -38,10 +38,10 @@ def evaluated(
         InvalidCall: The model has other operators in evaluation.
     """
     with _all_parameters(traced.model, shapes), _in_evaluation(traced.model):
-        other = capture(traced.model, example, traced.whole_layers, traced.variable_shapes)
+        evaluation = capture(traced.model, example, traced.whole_layers, traced.variable_shapes)
     training = [n for n in traced.nodes if n.op in COMPUTED and not counts_batches(traced, n)]
-    evaluating = [n for n in other.nodes if n.op in COMPUTED]
-    known = _sources(traced, other)
+    evaluating = [n for n in evaluation.nodes if n.op in COMPUTED]
+    known = _sources(traced, evaluation)
     found: dict[str, tuple[Any, Any]] = {}
     for trained, node in zip(training, evaluating, strict=False):
         if trained.target != node.target or any(source not in known for source in node.all_input_nodes):
@@ -53,7 +53,7 @@ def evaluated(
         known[node] = trained
     if len(training) != len(evaluating):
         raise _differs(max(training, evaluating, key=len)[min(len(training), len(evaluating))])
-    if [known.get(n) for n in other.nodes[-1].all_input_nodes] != traced.nodes[-1].all_input_nodes:
+    if [known.get(n) for n in evaluation.nodes[-1].all_input_nodes] != traced.nodes[-1].all_input_nodes:
         raise _differs(traced.nodes[-1])
     return found
 
@@ -66,14 +66,14 @@ def _differs(node: fx.Node) -> InvalidCall:
     )
 
 
-def _sources(traced: Traced, other: Traced) -> dict[fx.Node, fx.Node]:
+def _sources(traced: Traced, evaluation: Traced) -> dict[fx.Node, fx.Node]:
     """The nodes that compute nothing, by those of the other trace."""
     by_label = {traced.tensors[n.name]: n for n in traced.nodes if n.name in traced.tensors}
     by_label |= {f"attribute {n.target}": n for n in traced.nodes if n.op == "get_attr"}
     by_label |= {f"input {i}": n for i, n in enumerate(_inputs(traced))}
-    labels = {n: other.tensors[n.name] for n in other.nodes if n.name in other.tensors}
-    labels |= {n: f"attribute {n.target}" for n in other.nodes if n.op == "get_attr"}
-    labels |= {n: f"input {i}" for i, n in enumerate(_inputs(other))}
+    labels = {n: evaluation.tensors[n.name] for n in evaluation.nodes if n.name in evaluation.tensors}
+    labels |= {n: f"attribute {n.target}" for n in evaluation.nodes if n.op == "get_attr"}
+    labels |= {n: f"input {i}" for i, n in enumerate(_inputs(evaluation))}
     return {node: by_label[name] for node, name in labels.items() if name in by_label}
 
 

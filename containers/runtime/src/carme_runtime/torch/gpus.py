@@ -244,8 +244,8 @@ class GpuProcessGroup(ProcessGroupCarme):
     ) -> "torch.cuda.Event | None":
         """Sum tensors piece by piece; `wholes` are the results, or contiguous copies of them."""
         arguments, copied = call.arguments, None
-        given = milliseconds(getattr(arguments[1], "timeout", timedelta(0))) if arguments[1:] else -1
-        timeout = given if given > 0 else self.limit
+        requested = milliseconds(getattr(arguments[1], "timeout", timedelta(0))) if arguments[1:] else -1
+        timeout = requested if requested > 0 else self.limit
         chunks = self._chunks_for(call.device)
         for tensor, whole in zip(results, wholes, strict=True):
             label = call.form if call.form is not None else form_of(tensor, tensor.dtype)

@@ -43,9 +43,9 @@ def measured(
         took = largest.measure_sizes()
         smallest = largest.described
         if len(sizes) > 1:
-            other = _Measurement(traced, resized(example, sizes[0]))
-            took += other.measure_sizes()
-            smallest = other.described
+            smallest_run = _Measurement(traced, resized(example, sizes[0]))
+            took += smallest_run.measure_sizes()
+            smallest = smallest_run.described
         repeats = max(1, min(_MOST_REPEATS, int(seconds / max(took, 1e-6) / 3)))
         timings: dict[str, list[Timing]] = {name: [] for name in largest.held}
         for size in sizes:
@@ -113,11 +113,11 @@ class _Measurement:
                 with torch.profiler.record_function(_MARK + node.name), held.counting():
                     result = run()
                 self._describe(node.name, result)
-                others, values = held.of(node.name, result)
+                unnamed_bytes, values = held.of(node.name, result)
                 new = [value for value in values if value not in counted]
                 counted.update(new)
                 self.holds[node.name] = values
-                self.held[node.name] = others + sum(self.described[value].bytes for value in new)
+                self.held[node.name] = unnamed_bytes + sum(self.described[value].bytes for value in new)
                 with torch.profiler.record_function(_BACKWARD_MARK + node.name):
                     self._backward(result, inputs)
         taken = _taken(profile, _MARK)
@@ -167,7 +167,7 @@ class _Measurement:
         traced = self._traced
         known = traced.named_tensors()
         env: dict[str, Any] = {}
-        given = iter(self._example)
+        examples = iter(self._example)
         last = {used: node for node in traced.nodes for used in node.all_input_nodes}
         buffers = {n: t.clone() for n, t in known.items() if not t.requires_grad and t.numel()}
         if self._watched:
@@ -175,7 +175,7 @@ class _Measurement:
         for node in traced.nodes:
             if node.op == "placeholder":
                 name = traced.tensors.get(node.name)
-                env[node.name] = next(given) if name is None else buffers.get(name, known[name])
+                env[node.name] = next(examples) if name is None else buffers.get(name, known[name])
             elif node.op == "get_attr":
                 env[node.name] = _attribute_value(traced, node)
             elif node.op != "output":
@@ -291,7 +291,7 @@ class _Held:
         self._own: set[int] = set()
         self._named: dict[int, tuple[str, Storage]] = {}  # by address
         self._values: dict[str, None] = {}
-        self._others: dict[int, int] = {}  # bytes by address
+        self._unnamed: dict[int, int] = {}  # bytes by address
         self.own(own)
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -306,7 +306,7 @@ class _Held:
 
     def counting(self) -> Any:
         """While an operator runs."""
-        self._values, self._others = {}, {}
+        self._values, self._unnamed = {}, {}
         return torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -316,7 +316,7 @@ class _Held:
             if name := self._name_at(at):
                 self._values[name] = None
             else:
-                self._others[at] = storage.nbytes()
+                self._unnamed[at] = storage.nbytes()
         return tensor
 
     def _name_at(self, at: int) -> str:
@@ -330,9 +330,9 @@ class _Held:
     def of(self, name: str, result: Any) -> tuple[int, tuple[str, ...]]:
         """Bytes besides values, and values, that the operator with this name saved, whose result this is."""
         for tensor in _tensors_of(result):
-            if self._others.pop(tensor.untyped_storage().data_ptr(), None) is not None:
+            if self._unnamed.pop(tensor.untyped_storage().data_ptr(), None) is not None:
                 self._values[name] = None
-        return sum(self._others.values()), tuple(self._values)
+        return sum(self._unnamed.values()), tuple(self._values)
 
     def name(self, name: str, value: Any) -> str:
         """This is the value with this name. Returns the one in whose memory it lies; empty: its own."""

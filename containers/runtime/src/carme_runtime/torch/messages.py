@@ -29,9 +29,9 @@ _TYPES = (
 _REMEDY = "Give pipeline() an example that is as large as the largest batch."
 
 
-def pack(memory: Any, parts: Sequence[Any], what: str) -> int:
+def pack(memory: Any, parts: Sequence[Any], title: str) -> int:
     """Write a message of tensors, numbers and None; its size. See `pipeline.messages.pack`."""
-    return messages.pack(memory, [_part(part) for part in parts], what, _REMEDY)
+    return messages.pack(memory, [_part(part) for part in parts], title, _REMEDY)
 
 
 def unpack(memory: Any, count: int) -> list[Any]:

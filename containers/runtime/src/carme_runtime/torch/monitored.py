@@ -26,7 +26,7 @@ def wait_for_all(group: Group, limit: int, wait_all: bool) -> None:
         arrivals.await_members(wait_all)
         states = arrivals.states
         verdict = torch.tensor(states, dtype=torch.uint8)
-        reported = {member: group.send(verdict, member, _TAG) for member in arrivals.others}
+        reported = {member: group.send(verdict, member, _TAG) for member in arrivals.peers}
         arrivals.await_messages(reported)
     else:
         verdict = torch.empty(group.size, dtype=torch.uint8)
@@ -48,12 +48,12 @@ class _Arrivals:
 
     def __init__(self, group: Group, limit: int) -> None:
         self._end = time.monotonic() + limit / 1000 if limit >= 0 else float("inf")
-        self.others = [member for member in range(group.size) if member != group.index]
+        self.peers = [member for member in range(group.size) if member != group.index]
         self.states = [_CAME if member == group.index else _UNKNOWN for member in range(group.size)]
         here = torch.ones(1, dtype=torch.uint8)
-        self._sent = [group.send(here, member, _TAG) for member in self.others]
+        self._sent = [group.send(here, member, _TAG) for member in self.peers]
         self._arriving = {
-            member: group.receive(torch.empty_like(here), member, _TAG) for member in self.others
+            member: group.receive(torch.empty_like(here), member, _TAG) for member in self.peers
         }
 
     def await_members(self, wait_all: bool, limit: int | None = None) -> None:
@@ -62,9 +62,7 @@ class _Arrivals:
         `limit`, in place of the time that is left: 0 for a look, -1 for ever.
         """
         end = self._end if limit is None else float("inf") if limit < 0 else time.monotonic()
-        missing = {
-            member: self._arriving[member] for member in self.others if self.states[member] == _UNKNOWN
-        }
+        missing = {member: self._arriving[member] for member in self.peers if self.states[member] == _UNKNOWN}
         while missing:
             for member, state in _poll(missing, end).items():
                 self.states[member] = state

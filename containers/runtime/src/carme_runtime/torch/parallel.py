@@ -28,7 +28,7 @@ from carme_runtime.addresses import port_in_use
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.logs import log
 from carme_runtime.torch import backend
-from carme_runtime.torch.arrivals import Arrivals, is_given, settle_given, settle_optimizer
+from carme_runtime.torch.arrivals import Arrivals, has_arrivals, settle_arrivals, settle_optimizer
 from carme_runtime.torch.buckets import Bucket
 from carme_runtime.torch.core_group import CoreGroup, core_group
 from carme_runtime.torch.filling import Filling, check_divisible
@@ -286,23 +286,23 @@ class Parallel:
             for p in self._parameters
         ]
         entries: list[Any] = [None] * self._size
-        dist.all_gather_object(entries, (shapes, is_given(self._model)))
-        everyone = [entry for entry, _ in entries]
-        for rank, reported in enumerate(everyone):
-            if reported != everyone[0]:
+        dist.all_gather_object(entries, (shapes, has_arrivals(self._model)))
+        by_rank = [entry for entry, _ in entries]
+        for rank, reported in enumerate(by_rank):
+            if reported != by_rank[0]:
                 differing = next(
-                    (i for i, (a, b) in enumerate(zip(everyone[0], reported, strict=False)) if a != b),
-                    min(len(reported), len(everyone[0])),
+                    (i for i, (a, b) in enumerate(zip(by_rank[0], reported, strict=False)) if a != b),
+                    min(len(reported), len(by_rank[0])),
                 )
                 raise InvalidCall(
                     f"The models of rank 0 and rank {rank} differ from parameter number {differing} on: "
-                    f"{everyone[0][differing : differing + 1]} and {reported[differing : differing + 1]}.",
+                    f"{by_rank[0][differing : differing + 1]} and {reported[differing : differing + 1]}.",
                     "Build the same model on all ranks.",
                 )
-        given = streams and all(flag for _, flag in entries)
-        if given:
+        all_arrive = streams and all(flag for _, flag in entries)
+        if all_arrive:
             return True
-        settle_given(self._model)
+        settle_arrivals(self._model)
         with torch.no_grad():
             parameters = () if streams else self._model.parameters()
             for tensor in (*parameters, *self._model.buffers()):
@@ -537,9 +537,9 @@ class _BeforeForward:
         return _BeforeForward, ()
 
 
-def _share(first: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+def _share(first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> bool:
     """Whether two optimizers have a parameter in common, which must not be reduced twice."""
-    held = [{id(p) for group in each.param_groups for p in group["params"]} for each in (first, other)]
+    held = [{id(p) for group in each.param_groups for p in group["params"]} for each in (first, second)]
     return not held[0].isdisjoint(held[1])
 
 

@@ -179,7 +179,7 @@ class Passes:
             self._check_size(batch)
         self._check_outputs(len(batch[0]))
         samples = len(batch[0]) if counted is None else counted
-        counts = self._counts(samples, everyone=shapes is None)
+        counts = self._counts(samples, all_replicas=shapes is None)
         if shapes is not None and not self._evaluating:
             self._evaluating = self._own_pieces(evaluated(self._traced, shapes, batch))
         self._failed = True
@@ -304,9 +304,9 @@ class Passes:
                 "Leave such a batch out, or use schedule='1f1b'.",
             )
 
-    def _counts(self, samples: int, everyone: bool = True) -> list[int]:
+    def _counts(self, samples: int, all_replicas: bool = True) -> list[int]:
         """Samples of each replica, or of this one alone. Raises Mismatch where ranks of one differ."""
-        group = self._run.everyone if everyone else self._group
+        group = self._run.world_group if all_replicas else self._group
         if not group:
             return [samples]
         counts = numpy.zeros(group.size, numpy.int64)
@@ -316,7 +316,7 @@ class Passes:
         rows = counts.reshape(-1, stages)
         for number, row in enumerate(rows):
             if (row != row[0]).any():
-                first = number * stages if everyone else self._ranks[0]
+                first = number * stages if all_replicas else self._ranks[0]
                 raise Mismatch(
                     f"Ranks {first} to {first + stages - 1} are one pipeline, and got "
                     f"batches of {row.tolist()} samples.",
@@ -466,20 +466,20 @@ class Passes:
         """Run a piece; `held` gets its results, of the last piece the model's outputs or the loss."""
         own = batch.pieces[piece]
         inputs, target = batch.parts[micro]
-        given = dict(zip(self._traced.graph.inputs, inputs, strict=True))
+        named_inputs = dict(zip(self._traced.graph.inputs, inputs, strict=True))
         helpers = {"statistics": statistics, "later": self._later}
         sources: dict[str, Mapping[str, Any]] = {
             "parameter": tensors,
-            "input": given,
+            "input": named_inputs,
             "value": values,
             "mask": batch.masks[micro],
             "helper": helpers,
         }
-        given_to = [sources[kind][name] for kind, name in own.arguments]
-        first = given_to if self._opaque else None
+        arguments = [sources[kind][name] for kind, name in own.arguments]
+        first = arguments if self._opaque else None
         looking = self._arrivals.looking(first) if self._arrivals else contextlib.nullcontext()
         with looking, rows.running(batch.rows[micro]):
-            results = own.function(*given_to)
+            results = own.function(*arguments)
         held.results = dict(zip(own.results, results, strict=True))
         if piece == self._plan.pieces.count - 1:
             outputs = [{**values, **held.results}[name] for name in self._traced.graph.results]

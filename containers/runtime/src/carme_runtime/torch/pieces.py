@@ -104,7 +104,7 @@ class _Maker:
         self._graph = fx.Graph()
         self._nodes = {node.name: node for node in traced.nodes}
         self._copies: dict[str, fx.Node] = {}
-        self._given: dict[tuple[str, str], fx.Node] = {}
+        self._placeholders: dict[tuple[str, str], fx.Node] = {}
         self._places = {operator.name: place for place, operator in enumerate(traced.graph.operators)}
         self._plain = plain(traced.graph)
         self._body: list[Any] = []
@@ -125,20 +125,20 @@ class _Maker:
         self._graph.output(tuple(self._value(self._nodes[name]) for name in results))
         self._placeholders_first()
         function = fx.GraphModule(self._traced.root, self._graph)
-        return Piece(function.forward, list(self._given), results)
+        return Piece(function.forward, list(self._placeholders), results)
 
     def _placeholders_first(self) -> None:
         first = next((node for node in self._graph.nodes), None)
-        for node in reversed(list(self._given.values())):
+        for node in reversed(list(self._placeholders.values())):
             if node is not first and first is not None:
                 first.prepend(node)
                 first = node
 
     def _give(self, kind: str, name: str) -> fx.Node:
         key = (kind, name)
-        if key not in self._given:
-            self._given[key] = self._graph.placeholder(f"{kind}_{len(self._given)}")
-        return self._given[key]
+        if key not in self._placeholders:
+            self._placeholders[key] = self._graph.placeholder(f"{kind}_{len(self._placeholders)}")
+        return self._placeholders[key]
 
     def _value(self, node: fx.Node) -> fx.Node:
         """A node's value in this piece: computed, given, or sent by another piece."""

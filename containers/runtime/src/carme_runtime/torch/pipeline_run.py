@@ -36,7 +36,7 @@ class Run:
         join_run()
         self.rank, self.size, self.timeout = 0, 1, -1
         self.context: Any = None
-        self.everyone: Group | None = None
+        self.world_group: Group | None = None
         if dist.is_initialized() and dist.get_world_size() > 1:
             world = dist.group.WORLD
             if not isinstance(world, backend.ProcessGroupCarme):
@@ -45,9 +45,9 @@ class Run:
                     'Use torch.distributed.init_process_group("carme"), or none: pipeline() joins by itself.',
                 )
             self.timeout = world.limit
-            self.context, self.everyone = world.another_group()
-            self.rank, self.size = self.everyone.index, self.everyone.size
-            free_dropped(self.context, self.everyone, self.timeout)
+            self.context, self.world_group = world.another_group()
+            self.rank, self.size = self.world_group.index, self.world_group.size
+            free_dropped(self.context, self.world_group, self.timeout)
 
     def group(self, ranks: Sequence[int]) -> Group | None:
         """Of these ranks; None where this one is alone, or not of them."""
@@ -61,13 +61,13 @@ class Run:
         Args:
             device: On which the ranks compute.
         """
-        return links_of(self.everyone, self.rank, partial(_copying_us, device=device))
+        return links_of(self.world_group, self.rank, partial(_copying_us, device=device))
 
     def agreed(
         self,
         traced: Traced,
         example: tuple[torch.Tensor, ...],
-        given: Graph | None,
+        requested: Graph | None,
         samples: tuple[int, ...],
     ) -> Graph:
         """Rank 0's graph, measured with these numbers of samples, on all ranks.
@@ -79,7 +79,7 @@ class Run:
         failure: BaseException | None = None
         if self.rank == 0:
             try:
-                graph = given or measured(traced, example, samples)
+                graph = requested or measured(traced, example, samples)
                 text = to_json(dataclasses.replace(graph, links=found)).encode()
             except CarmeRuntimeError as error:
                 failure = error  # after the others have heard of it
@@ -99,12 +99,12 @@ class Run:
             raise Mismatch("Rank 0 could not measure the model.", "See what it says.")
         graph = from_json(text.decode())
         same = numpy.array([graph.same_model(traced.graph)], numpy.int64)
-        if self.everyone:
-            self.everyone.allreduce(same, "min", timeout=self.timeout)
+        if self.world_group:
+            self.world_group.allreduce(same, "min", timeout=self.timeout)
         if not same[0]:
             raise Mismatch(
                 "The graph is of another model than the one that is to be trained."
-                if given
+                if requested
                 else "Ranks have different models.",
                 "Make the same model on all ranks. Layers need the same names, too.",
             )
@@ -134,36 +134,36 @@ class Run:
         """Whether all ranks have the same text."""
         checksum = zlib.crc32(text.encode())
         both = numpy.array([checksum, -checksum], numpy.int64)
-        if self.everyone:
-            self.everyone.allreduce(both, "min", timeout=self.timeout)
+        if self.world_group:
+            self.world_group.allreduce(both, "min", timeout=self.timeout)
         return bool(both[0] == -both[1])
 
     def broadcast(self, text: bytes, root: int = 0) -> bytes:
         """What rank `root` gives, on all ranks."""
-        if not self.everyone:
+        if not self.world_group:
             return text
         size = numpy.array([len(text)], numpy.int64)
-        self.everyone.broadcast(size, root, timeout=self.timeout)
+        self.world_group.broadcast(size, root, timeout=self.timeout)
         content = numpy.zeros(max(int(size[0]), 1), numpy.uint8)
         if self.rank == root:
             content[: len(text)] = numpy.frombuffer(text, numpy.uint8)
-        self.everyone.broadcast(content, root, timeout=self.timeout)
+        self.world_group.broadcast(content, root, timeout=self.timeout)
         return content.tobytes()[: int(size[0])]
 
     def gathered(self, number: int) -> list[int]:
         """The numbers of all ranks, by rank."""
         numbers = numpy.array([number], numpy.int64)
-        if not self.everyone:
+        if not self.world_group:
             return numbers.tolist()
-        everyone = numpy.zeros(self.size, numpy.int64)
-        self.everyone.allgather(everyone, numbers, timeout=self.timeout)
-        return everyone.tolist()
+        by_rank = numpy.zeros(self.size, numpy.int64)
+        self.world_group.allgather(by_rank, numbers, timeout=self.timeout)
+        return by_rank.tolist()
 
     def minimum(self, number: int) -> int:
         """The smallest of all ranks' numbers."""
         numbers = numpy.array([number], numpy.int64)
-        if self.everyone:
-            self.everyone.allreduce(numbers, "min", timeout=self.timeout)
+        if self.world_group:
+            self.world_group.allreduce(numbers, "min", timeout=self.timeout)
         return int(numbers[0])
 
 

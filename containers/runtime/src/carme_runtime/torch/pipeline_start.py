@@ -22,8 +22,8 @@ from carme_runtime.torch.traced import Traced
 def send_buffers(model: nn.Module, run: Run) -> None:
     """Give rank 0's buffers to all ranks, which call this together."""
     for buffer in model.buffers():
-        if run.everyone and buffer.numel():
-            _give(run.everyone, buffer, run)
+        if run.world_group and buffer.numel():
+            _give(run.world_group, buffer, run)
 
 
 def send_parameters(

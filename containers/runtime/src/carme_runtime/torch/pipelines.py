@@ -21,7 +21,7 @@ from carme_runtime.out_of_core import leave_recomputation
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import Plan, PlanError, Request, plan
 from carme_runtime.starts import STREAMED, check_start
-from carme_runtime.torch.arrivals import Arrivals, settle_given, settle_optimizer
+from carme_runtime.torch.arrivals import Arrivals, settle_arrivals, settle_optimizer
 from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
 from carme_runtime.torch.passes import Passes
@@ -98,7 +98,7 @@ def pipeline(
         Mismatch: Ranks with different models.
     """
     check_start(start)
-    settle_given(model)
+    settle_arrivals(model)
     settle_optimizer(optimizer)
     strategies.follow()
     leave_recomputation()
@@ -385,8 +385,8 @@ class Pipeline:
             value = self._passes.run(batch, targets, loss, counted)
             self._settle()
         total = torch.tensor([value], dtype=torch.float64)
-        if self._run.everyone:
-            self._run.everyone.allreduce(total, timeout=self._run.timeout)
+        if self._run.world_group:
+            self._run.world_group.allreduce(total, timeout=self._run.timeout)
         self._took = [*self._took[1 - _STEP_COUNT :], (time.perf_counter() - began) * 1000]
         return total[0].to(torch.float32)
 
@@ -420,11 +420,11 @@ class Pipeline:
 
     def gradient_norm(self, gradients: Sequence[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
         """The norm of these gradients of this stage, and of those that all other stages give meanwhile."""
-        given = {id(gradient) for gradient in gradients}
+        identities = {id(gradient) for gradient in gradients}
         counted = [
             p.grad
             for name, p in self.named_parameters()
-            if p.grad is not None and id(p.grad) in given and self._owners[name][0] == self._stage
+            if p.grad is not None and id(p.grad) in identities and self._owners[name][0] == self._stage
         ]
         return norm_of_stages(counted, norm_type, self._pipeline, self._run.timeout)
 
@@ -439,8 +439,8 @@ class Pipeline:
             owner = self._owners[name][0]
             held = self._stage == owner and self._run.rank < self._plan.schedule.ranks
             content = on_host(self._tensors[name]) if held else torch.empty(shape, dtype=dtype)
-            if self._run.everyone and content.numel():
-                self._run.everyone.broadcast(bytes_of(content), owner, timeout=self._run.timeout)
+            if self._run.world_group and content.numel():
+                self._run.world_group.broadcast(bytes_of(content), owner, timeout=self._run.timeout)
             if self._run.rank == 0:
                 whole[name] = content
         names = self._states.names
@@ -466,8 +466,8 @@ class Pipeline:
             content = torch.empty(shape, dtype=dtype)
             if self._run.rank == 0:
                 content.copy_(state[name])
-            if self._run.everyone and content.numel():
-                self._run.everyone.broadcast(bytes_of(content), 0, timeout=self._run.timeout)
+            if self._run.world_group and content.numel():
+                self._run.world_group.broadcast(bytes_of(content), 0, timeout=self._run.timeout)
             if self._stage in self._owners[first]:
                 with torch.no_grad():
                     self._tensors[first].copy_(content)

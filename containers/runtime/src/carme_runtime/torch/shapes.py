@@ -22,13 +22,13 @@ class InputShapes:
         # By input; None: nothing says that a dimension is fixed.
         self._inputs = [tuple(n.meta["val"].shape) if "val" in n.meta else None for n in inputs]
 
-    def fit(self, number: int, given: Sequence[int], example: Sequence[int]) -> bool:
+    def fit(self, number: int, shape: Sequence[int], example: Sequence[int]) -> bool:
         """Whether an input may have this shape, whatever its number of samples."""
-        if len(given) != len(example):
+        if len(shape) != len(example):
             return False
         return all(
             size == most or (0 < size < most and self._varies(number, dimension))
-            for dimension, (size, most) in enumerate(zip(given, example, strict=True))
+            for dimension, (size, most) in enumerate(zip(shape, example, strict=True))
             if dimension
         )
 

@@ -265,9 +265,9 @@ class Shards:
             whole(part)
             if self._arrivals is None:
                 pending.append((bucket, bucket.gather(not self._inline)))
-        others = self._groups(groups, None)  # frozen ones, unless the caller gave them a gradient
-        if any(group["params"] for group in others):
-            part.param_groups = others
+        remaining = self._groups(groups, None)  # frozen ones, unless the caller gave them a gradient
+        if any(group["params"] for group in remaining):
+            part.param_groups = remaining
             whole(part)
         for group, stepped in zip(groups, part.param_groups, strict=True):
             group.update((key, value) for key, value in stepped.items() if key != "params")
@@ -327,12 +327,12 @@ class Shards:
         """The state of whole parameters, from all ranks, which call this together."""
         self._meet()
         described = [self._described(optimizer, bucket) for bucket in self._buckets]
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, described)
+        by_rank: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(by_rank, described)
         state: dict[Any, dict[str, Any]] = defaultdict(dict)
         for number, bucket in enumerate(self._buckets):
             known: dict[int, dict[str, Any]] = {}
-            for reported in everyone:
+            for reported in by_rank:
                 for index, entries in reported[number].items():
                     known.setdefault(index, entries)
             self._gather_bucket(optimizer, bucket, known, state)

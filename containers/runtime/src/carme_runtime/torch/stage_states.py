@@ -58,8 +58,8 @@ class StageTensor:
         """It, in host memory, on all ranks, which call this together."""
         here = self._content is not None
         content = on_host(self._content) if here else torch.empty(self.shape, dtype=self.dtype)
-        if self._run.everyone and content.numel():
-            self._run.everyone.broadcast(bytes_of(content), self._root, timeout=self._run.timeout)
+        if self._run.world_group and content.numel():
+            self._run.world_group.broadcast(bytes_of(content), self._root, timeout=self._run.timeout)
         return content
 
 

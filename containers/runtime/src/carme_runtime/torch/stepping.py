@@ -79,10 +79,10 @@ def step_in_parts(
 
     def step(self_: Any, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
-            given = closure
+            original = closure
 
             def closed() -> Any:
-                found = given()
+                found = original()
                 arrive_all()
                 return found
 

@@ -148,7 +148,7 @@ def _first_name(model: nn.Module, name: str) -> str:
     for named in (model.named_parameters, model.named_buffers):
         tensor = dict(named(remove_duplicate=False)).get(name)
         if tensor is not None:
-            return next(first for first, other in named() if other is tensor)
+            return next(first for first, named_tensor in named() if named_tensor is tensor)
     return name
 
 
