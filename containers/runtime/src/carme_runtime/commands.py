@@ -41,10 +41,10 @@ def _ours_first() -> None:
 
     They are not left out, as the launcher looks whether a program's module is there at all.
     """
-    given = [
+    user_folders = [
         Path(folder).absolute() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder
     ]
     if sys.flags.isolated:
-        given.append(Path(site.getusersitepackages()))
-    own = [folder for folder in sys.path if Path(folder).absolute() not in given]
-    sys.path[:] = [*own, *map(str, given)]
+        user_folders.append(Path(site.getusersitepackages()))
+    own = [folder for folder in sys.path if Path(folder).absolute() not in user_folders]
+    sys.path[:] = [*own, *map(str, user_folders)]

@@ -10,13 +10,13 @@ from types import ModuleType
 _FIRST = Path(__file__).parent / "at_start"  # Python runs the module in it before the script
 
 
-def first_in_path(others: str | None) -> str:
+def first_in_path(path: str | None) -> str:
     """The PYTHONPATH of ranks with which our own module runs before a script.
 
     Args:
-        others: The PYTHONPATH that they would have.
+        path: The PYTHONPATH that they would have.
     """
-    return os.pathsep.join([str(_FIRST), *([others] if others else [])])
+    return os.pathsep.join([str(_FIRST), *([path] if path else [])])
 
 
 def changed_spec(

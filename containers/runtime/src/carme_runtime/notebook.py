@@ -63,7 +63,8 @@ def carme(line: str = "") -> None:
         "%carme_report [JOBID]": say("what this job uses of what you requested, and advice"),
         "%carme_scale [options] script.py [argument ...]": say("predict how a script scales"),
     }
-    print(say("The magics of Carme:"), *(f"    {usage:<47} {what}" for usage, what in rows.items()), sep="\n")
+    lines = (f"    {usage:<47} {explanation}" for usage, explanation in rows.items())
+    print(say("The magics of Carme:"), *lines, sep="\n")
     print(
         say("Tab completes options, and a question mark explains a magic: {example}", example="%carme_run?")
     )
@@ -262,11 +263,11 @@ def _stage_parser() -> Any:
     return parser
 
 
-def _stage_destination(given: str | None, source: Path) -> Path:
+def _stage_destination(destination: str | None, source: Path) -> Path:
     from IPython.core.error import UsageError
 
-    if given:
-        return Path(given).expanduser().absolute()
+    if destination:
+        return Path(destination).expanduser().absolute()
     if not os.environ.get("SLURM_JOB_ID"):
         raise UsageError(say("Outside of a job say where to: {line}", line=_STAGE_LINE))
     name = Path(os.path.normpath(source)).name  # without "..", which would leave /tmp
@@ -355,7 +356,7 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.wakeup: int | None = None
-        self._write = self._other = -1
+        self._write = self._earlier = -1
         self._before: Any = None
 
     def __enter__(self) -> "_Interrupts":
@@ -365,7 +366,7 @@ class _Interrupts:
         self.wakeup, self._write = os.pipe()
         for end in (self.wakeup, self._write):
             os.set_blocking(end, False)
-        self._other = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._earlier = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, lambda number, frame: None)
         return self
 
@@ -377,18 +378,18 @@ class _Interrupts:
                 numbers += os.read(self.wakeup, 4096)
             except BlockingIOError:
                 break
-        others = numbers.replace(bytes([signal.SIGINT]), b"")
-        if others and self._other >= 0:
+        other_numbers = numbers.replace(bytes([signal.SIGINT]), b"")
+        if other_numbers and self._earlier >= 0:
             # Not for us: for the loop of events that is at home here.
             with contextlib.suppress(OSError):
-                os.write(self._other, others)
+                os.write(self._earlier, other_numbers)
         return signal.SIGINT in numbers
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self.wakeup is None:
             return
         signal.signal(signal.SIGINT, self._before)
-        signal.set_wakeup_fd(self._other)
+        signal.set_wakeup_fd(self._earlier)
         missed = self.interrupted()
         os.close(self.wakeup)
         os.close(self._write)

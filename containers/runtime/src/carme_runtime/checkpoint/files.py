@@ -190,9 +190,9 @@ def prune(folder: Path, keep: int, newest: Path, overtaken: set[str]) -> None:
     Those named in `overtaken` with a higher step than `newest` go in any case: training has gone back behind
     them, and must not go on from them after it has ended.
     """
-    others = [checkpoint for checkpoint in found(folder) if checkpoint.name != newest.name]
-    valid = [c for c in others if c.name not in overtaken or step_of(c) <= step_of(newest)]
-    for old in others:
+    earlier = [checkpoint for checkpoint in found(folder) if checkpoint.name != newest.name]
+    valid = [c for c in earlier if c.name not in overtaken or step_of(c) <= step_of(newest)]
+    for old in earlier:
         if old in valid[: keep - 1]:
             continue
         hidden = folder / f".old-{old.name}"

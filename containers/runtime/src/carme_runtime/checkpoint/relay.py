@@ -59,8 +59,8 @@ class Relay:
         self._into = self._receiver(packed, layout)
         return self
 
-    def _send(self, what: int, content: np.ndarray) -> None:
-        self._group.broadcast(np.array([what, len(content)], np.int64), 0, timeout=self._limit)
+    def _send(self, kind: int, content: np.ndarray) -> None:
+        self._group.broadcast(np.array([kind, len(content)], np.int64), 0, timeout=self._limit)
         if len(content):
             self._group.broadcast(content, 0, timeout=self._limit)
 
@@ -69,18 +69,18 @@ class Relay:
         while True:
             head = np.zeros(2, np.int64)
             self._group.broadcast(head, 0, timeout=self._limit)
-            what, size = map(int, head)
-            if what == _END:
+            kind, size = map(int, head)
+            if kind == _END:
                 if failure:
                     raise failure
                 return into
             content = np.empty(size, np.uint8)
             self._group.broadcast(content, 0, timeout=self._limit)
             try:
-                if what == _STRUCTURE:
+                if kind == _STRUCTURE:
                     index: dict[str, Any] = unpack(content.tobytes())
                     into = self._receiver(index["structure"], Layout(index["tensors"], index["size"]))
                 elif into and not failure:
-                    into.put(what, content)
+                    into.put(kind, content)
             except Exception as reason:  # only after all that rank 0 sends has come
                 failure = reason

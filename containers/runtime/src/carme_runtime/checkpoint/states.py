@@ -14,13 +14,13 @@ from typing import Any
 from carme_runtime.collectives.errors import InvalidCall
 
 
-def take(name: str, part: Any, others: Iterable[Any]) -> Any:
+def take(name: str, part: Any, all_parts: Iterable[Any]) -> Any:
     """The state of a part of a checkpoint, or the part itself where it is a value.
 
     Args:
         name: Of the part.
         part: Something with `take_state` or `state_dict`, or a value.
-        others: All parts: some optimizers need their model.
+        all_parts: Some optimizers need their model.
     """
     if hasattr(part, "take_state"):
         return part.take_state()
@@ -36,7 +36,7 @@ def take(name: str, part: Any, others: Iterable[Any]) -> Any:
             return get_model_state_dict(part, options=_whole() if _is_wrapped(part.parameters()) else None)
         if stages := _stages_of(part):
             return stages.take_optimizer()
-        if isinstance(part, torch.optim.Optimizer) and (model := _wrapped_model(name, part, others)):
+        if isinstance(part, torch.optim.Optimizer) and (model := _wrapped_model(name, part, all_parts)):
             from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
             return get_optimizer_state_dict(model, part, options=_whole())
@@ -55,7 +55,7 @@ def own(part: Any, structure: Any) -> Any:
     return stages.own_of_optimizer(structure) if stages else structure
 
 
-def give(name: str, part: Any, state: Any, others: Iterable[Any]) -> None:
+def give(name: str, part: Any, state: Any, all_parts: Iterable[Any]) -> None:
     """Let a part have this state, as `own` gives it; see `take`."""
     if hasattr(part, "give_state"):
         part.give_state(state)
@@ -72,7 +72,7 @@ def give(name: str, part: Any, state: Any, others: Iterable[Any]) -> None:
             set_model_state_dict(part, state, options=_whole())
             return
         if isinstance(part, torch.optim.Optimizer):
-            if model := _wrapped_model(name, part, others):
+            if model := _wrapped_model(name, part, all_parts):
                 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
                 # Not strict: a parameter that never had a gradient has no state.
@@ -121,15 +121,15 @@ def _is_wrapped(parameters: Iterable[Any]) -> bool:
     return any(getattr(parameter, "_fsdp_flattened", False) for parameter in parameters)
 
 
-def _wrapped_model(name: str, optimizer: Any, others: Iterable[Any]) -> Any:
+def _wrapped_model(name: str, optimizer: Any, all_parts: Iterable[Any]) -> Any:
     """The model that the older FSDP wraps and this optimizer trains; None where it trains another."""
     parameters = _parameters(optimizer)
     if not _is_wrapped(parameters):
         return None
     known = {id(parameter) for parameter in parameters}
-    for other in others:
-        if hasattr(other, "parameters") and any(id(p) in known for p in other.parameters()):
-            return other
+    for candidate in all_parts:
+        if hasattr(candidate, "parameters") and any(id(p) in known for p in candidate.parameters()):
+            return candidate
     raise InvalidCall(
         f"The parameters of the optimizer '{name}' belong to a FullyShardedDataParallel that was not given.",
         "Give the model to save and resume as well: model=model.",

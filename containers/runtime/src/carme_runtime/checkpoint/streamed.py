@@ -132,18 +132,18 @@ class Arriving:
         return with_tensors(structure, self.layout, self._bytes, copies=False)
 
 
-def give(name: str, target: Any, structure: Any, arriving: Arriving, others: Iterable[Any]) -> None:
+def give(name: str, target: Any, structure: Any, arriving: Arriving, all_parts: Iterable[Any]) -> None:
     """Let a part of the script's state have its part of the checkpoint, by and by where that can be."""
     structure = states.own(target, structure)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(target, torch.nn.Module) and not hasattr(target, "give_state"):
-        _give_model(name, target, structure, arriving, others)
+        _give_model(name, target, structure, arriving, all_parts)
         return
     is_optimizer = torch is not None and isinstance(target, torch.optim.Optimizer)
     if is_optimizer and not arriving.here and _loads_as_usual(target):
         _Later(target, structure, arriving)
         return
-    states.give(name, target, arriving.part(structure), others)
+    states.give(name, target, arriving.part(structure), all_parts)
 
 
 def first_of(targets: dict[str, Any], structure: Any) -> list[int]:
@@ -156,13 +156,13 @@ def first_of(targets: dict[str, Any], structure: Any) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _give_model(name: str, model: Any, structure: Any, arriving: Arriving, others: Iterable[Any]) -> None:
+def _give_model(name: str, model: Any, structure: Any, arriving: Arriving, all_parts: Iterable[Any]) -> None:
     import torch
 
     from carme_runtime.torch.arrivals import Arrivals, note_arrivals
 
     if arriving.here or not (places := _places(model, structure, arriving.layout)):
-        states.give(name, model, arriving.part(structure), others)
+        states.give(name, model, arriving.part(structure), all_parts)
         note_arrivals(model, Arrivals(model, once=True))
         return
     state = arriving.early(structure)

@@ -76,7 +76,7 @@ def or_infinite(error: float) -> float:
 
 def _of_most(values: list[float], tolerance: float) -> float:
     """The value that most are close to; that of the first ones where there are as many of others."""
-    return max(values, key=lambda value: sum(_close(other, value, tolerance) for other in values))
+    return max(values, key=lambda value: sum(_close(each, value, tolerance) for each in values))
 
 
 def _close(value: float, expected: float, tolerance: float) -> bool:

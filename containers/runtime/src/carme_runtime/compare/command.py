@@ -140,8 +140,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
     """What the options ask for. Raises CompareError."""
     chosen: dict[str, Any] = dict(_QUICK if options.quick else _USUAL)
     if options.networks:
-        given = ALL_NETWORKS if options.networks == "all" else options.networks.split(",")
-        chosen["networks"] = _names(given, NETWORKS, "network")
+        requested = ALL_NETWORKS if options.networks == "all" else options.networks.split(",")
+        chosen["networks"] = _names(requested, NETWORKS, "network")
     limits = {"rounds": results.MOST_ROUNDS, "batch": 1 << 20, "threads": 4096, "size": MOST_SIDE}
     for name, most in limits.items():
         if (value := getattr(options, name)) is not None:
@@ -178,12 +178,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
     )
 
 
-def _names(given: Iterable[str], known: Mapping[str, Any], what: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in given))
+def _names(requested: Iterable[str], known: Mapping[str, Any], kind: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in requested))
     for name in names:
         if name not in known:
             raise CompareError(
-                f"There is no {what} '{name}'.",
+                f"There is no {kind} '{name}'.",
                 f"Choose from {', '.join(known)}.",
             )
     return names
@@ -202,9 +202,9 @@ def _ranks(text: str) -> tuple[int, ...]:
     return found
 
 
-def _pythons(given: list[str]) -> dict[str, str]:
+def _pythons(texts: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         name, _, path = text.partition("=")
         if name not in CONTESTANTS or not path:
             raise CompareError(

@@ -104,12 +104,12 @@ class Door:
     def _greet(self, name: str) -> tuple[Line, int]:
         connection = self._server.accept()[0]
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line, mine = Line(connection), secrets.token_hex(32)
+        line, own = Line(connection), secrets.token_hex(32)
         try:
             connection.settimeout(_GREETING_SECONDS)
-            line.send(challenge=mine)
+            line.send(challenge=own)
             answer = line.receive(_GREETING_SECONDS)
-            both = f"{mine} {answer.get('challenge')}".encode()
+            both = f"{own} {answer.get('challenge')}".encode()
             if not _holds(answer, proof(self._secret, "compare", "rank", both)):
                 raise Lost("a stranger")
             line.send(proof=proof(self._secret, "compare", "door", both).hex())
@@ -131,9 +131,9 @@ def come_in(name: str, rank: int) -> Line:
     secret = bytes.fromhex(os.environ[SECRET])
     connection = socket.create_connection((address, port), timeout=_GREETING_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    line, mine = Line(connection), secrets.token_hex(32)
-    both = f"{line.receive(_GREETING_SECONDS).get('challenge')} {mine}".encode()
-    line.send(challenge=mine, proof=proof(secret, "compare", "rank", both).hex(), name=name, rank=rank)
+    line, own = Line(connection), secrets.token_hex(32)
+    both = f"{line.receive(_GREETING_SECONDS).get('challenge')} {own}".encode()
+    line.send(challenge=own, proof=proof(secret, "compare", "rank", both).hex(), name=name, rank=rank)
     if not _holds(line.receive(_GREETING_SECONDS), proof(secret, "compare", "door", both)):
         raise Lost("what listens there does not hold the secret of this comparison")
     return line

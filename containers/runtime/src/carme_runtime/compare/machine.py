@@ -122,11 +122,12 @@ def allocation() -> str:
     """
     present, own = os.cpu_count() or 0, len(os.sched_getaffinity(0))
     text = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
-    given = [int(found) for found in _CORES_OF_NODES.findall(text)] if os.environ.get("SLURM_JOB_ID") else []
-    least = min([*given, own])
-    if given and min(given) >= present > 0:
+    in_job = bool(os.environ.get("SLURM_JOB_ID"))
+    granted = [int(found) for found in _CORES_OF_NODES.findall(text)] if in_job else []
+    least = min([*granted, own])
+    if granted and min(granted) >= present > 0:
         return ALONE
-    if 0 < least < present and (not given or least != present // _threads_of_a_core()):
+    if 0 < least < present and (not granted or least != present // _threads_of_a_core()):
         return f"{SHARED}: {least} of {present} cores"
     return UNKNOWN
 

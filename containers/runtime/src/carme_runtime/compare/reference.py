@@ -324,9 +324,9 @@ def _back_of_pool(run: _Pass, layer: Layer, values: np.ndarray, gradient: np.nda
 
 def _back_of_norm(run: _Pass, layer: Layer, values: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     normal, deviations, axes = _normal(layer, values)
-    others = tuple(range(values.ndim - 1))
-    run.found[f"{layer.name}.scale"] = (gradient * normal).sum(axis=others)
-    run.found[f"{layer.name}.bias"] = gradient.sum(axis=others)
+    axes_before = tuple(range(values.ndim - 1))
+    run.found[f"{layer.name}.scale"] = (gradient * normal).sum(axis=axes_before)
+    run.found[f"{layer.name}.bias"] = gradient.sum(axis=axes_before)
     inside = gradient * run.weights[f"{layer.name}.scale"]
     common = inside.mean(axes, keepdims=True) + normal * (inside * normal).mean(axes, keepdims=True)
     return (inside - common) / deviations

@@ -68,7 +68,7 @@ def page(result: Result) -> str:
         '<html lang="en"><head><meta charset="utf-8"><title>Comparison of frameworks</title>',
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>',
         "<main><h1>Comparison of frameworks</h1>",
-        f"<p>{escape(_what(result))}</p>",
+        f"<p>{escape(_conditions(result))}</p>",
         '<ul class="verdict">',
         *(f"<li>{escape(sentence)}</li>" for sentence in sentences(result)),
         "</ul>",
@@ -149,7 +149,7 @@ def text(result: Result) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _what(result: Result) -> str:
+def _conditions(result: Result) -> str:
     host, processor, cores, threads = (
         result.environment.get(name, "?") for name in ("host", "processor", "cores", "threads")
     )

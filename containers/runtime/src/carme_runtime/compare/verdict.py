@@ -87,7 +87,7 @@ def _fastest(result: Result) -> str:
     if len(order) == 1:
         return f"{first} alone was measured on {counted(most)}, so there is nothing to compare it with."
     level = _level(result, first)
-    others = f"; {_listed(level)} {'are' if len(level) > 1 else 'is'} not measurably slower" if level else ""
+    equal = f"; {_listed(level)} {'are' if len(level) > 1 else 'is'} not measurably slower" if level else ""
     behind = [place for place in order[1:] if place.title not in level]
     ends = ""
     if behind:
@@ -96,7 +96,7 @@ def _fastest(result: Result) -> str:
             f"the others need {behind[0].behind:.2f} to {last.behind:.2f} times its time, {last.title} most"
         )
         ends = f"; {rest if len(behind) > 1 else f'{last.title} needs {last.behind:.2f} times its time'}"
-    return f"{_over(result, most)} on {counted(most)}, {first} is fastest{others}{ends}."
+    return f"{_over(result, most)} on {counted(most)}, {first} is fastest{equal}{ends}."
 
 
 def _over(result: Result, ranks: int) -> str:
@@ -112,15 +112,15 @@ def titled(network: str) -> str:
 def _level(result: Result, title: str) -> list[str]:
     """Who is not slower than this one in any network, as far as the intervals say."""
     most, found = max(result.ranks()), []
-    for other in (place.title for place in overall(result)[1:]):
+    for candidate in (place.title for place in overall(result)[1:]):
         ratios: list[Estimate] = []
         for network in result.networks():
             rows = {row.title: row for row in result.of(network, most)}
-            if title in rows and other in rows:
-                slower = ratio(rows[other].rounds, rows[title].rounds)
+            if title in rows and candidate in rows:
+                slower = ratio(rows[candidate].rounds, rows[title].rounds)
                 ratios += [slower] if slower else []
         if ratios and not any(is_different(each) for each in ratios):
-            found.append(other)
+            found.append(candidate)
     return found
 
 

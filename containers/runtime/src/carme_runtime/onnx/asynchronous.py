@@ -59,8 +59,8 @@ class Exchange:
         self, context: Any, group: Group, parameters: list[torch.nn.Parameter], staleness: int, timeout: int
     ) -> None:
         self._parameters, self._timeout = parameters, timeout
-        self._me = group.ranks[group.index]
-        self._others = [rank for rank in group.ranks if rank != self._me]
+        self._rank = group.ranks[group.index]
+        self._peers = [rank for rank in group.ranks if rank != self._rank]
         sizes = [each.numel() * each.element_size() for each in parameters]
         size, slots = messages.room([0, 8, *sizes]), room_for(staleness, group.size)
         boxes: dict[tuple[int, int], Box] = {}
@@ -79,9 +79,9 @@ class Exchange:
     def add_arrived(self) -> bool:
         """Add what has come from the others, and has room at once; whether something had."""
         came = False
-        for rank in self._others:
+        for rank in self._peers:
             for _ in range(self._slots):
-                if rank in self._ended or not self._boxes.is_there((rank, self._me)):
+                if rank in self._ended or not self._boxes.is_there((rank, self._rank)):
                     break
                 self._add_change_of(rank)
                 came = True
@@ -97,25 +97,25 @@ class Exchange:
         """
         if number != _END:
             self.losses[number] = loss
-        for rank in self._others:
+        for rank in self._peers:
             self._until(
-                lambda wait, rank=rank: self._boxes.is_free((self._me, rank), wait),
+                lambda wait, rank=rank: self._boxes.is_free((self._rank, rank), wait),
                 f"rank {rank} adds a change",
             )
-        nothing = [None] * len(self._parameters)
-        given = [number, torch.tensor(loss, dtype=torch.float64), *(changes or nothing)]
+        no_changes = [None] * len(self._parameters)
+        parts = [number, torch.tensor(loss, dtype=torch.float64), *(changes or no_changes)]
         # Nobody reads the slot any more in which it is put together: all others had given it up.
-        slots = [self._boxes.slot((self._me, rank)) for rank in self._others]
-        size = messages.pack(slots[0], given, "a change of the weights")
-        for rank in self._others:
-            self._boxes.put((self._me, rank), size)
+        slots = [self._boxes.slot((self._rank, rank)) for rank in self._peers]
+        size = messages.pack(slots[0], parts, "a change of the weights")
+        for rank in self._peers:
+            self._boxes.put((self._rank, rank), size)
 
     def end(self) -> None:
         """Add what is still on its way: then all ranks have the same weights, up to rounding."""
         self.send(_END, 0.0, None)
-        for rank in self._others:
+        for rank in self._peers:
             self._until(
-                lambda wait, rank=rank: rank in self._ended or self._boxes.is_there((rank, self._me), wait),
+                lambda wait, rank=rank: rank in self._ended or self._boxes.is_there((rank, self._rank), wait),
                 f"rank {rank} ends its training",
                 over=lambda rank=rank: rank in self._ended,
             )
@@ -126,7 +126,7 @@ class Exchange:
         self._boxes.close()
 
     def _until(
-        self, condition: Callable[[int], bool], what: str, over: Callable[[], bool] | None = None
+        self, condition: Callable[[int], bool], event: str, over: Callable[[], bool] | None = None
     ) -> None:
         """Add the others' changes until something holds: a rank that waits may be waited for as well."""
         began = time.monotonic()
@@ -135,10 +135,10 @@ class Exchange:
             if over() if over else holds:
                 return
             if 0 <= self._timeout <= 1000 * (time.monotonic() - began):
-                raise Timeout(f"It took too long until {what}.", "See what that rank does.")
+                raise Timeout(f"It took too long until {event}.", "See what that rank does.")
 
     def _add_change_of(self, rank: int) -> None:
-        memory, number = self._boxes.take((rank, self._me))
+        memory, number = self._boxes.take((rank, self._rank))
         part, loss, *changes = messages.unpack(memory, _NUMBERS + len(self._parameters))
         if part == _END:
             self._ended.add(rank)
@@ -149,7 +149,7 @@ class Exchange:
                 for parameter, change in zip(self._parameters, changes, strict=True):
                     if change is not None:
                         parameter.add_(change)
-        self._boxes.give_up((rank, self._me), number)
+        self._boxes.give_up((rank, self._rank), number)
 
 
 def train(

@@ -73,14 +73,14 @@ def example_of(
     """
     numpy = library("numpy")
     random, found = numpy.random.default_rng(seed), {}
-    given = dict(shapes or {})
-    unknown = sorted(set(given) - {each.name for each in model.inputs})
+    stated = dict(shapes or {})
+    unknown = sorted(set(stated) - {each.name for each in model.inputs})
     if unknown:
         raise OnnxError(
             f"{model.name} has no input {unknown[0]}.", f"It has {', '.join(map(str, model.inputs))}."
         )
     for each in model.inputs:
-        shape = given.get(each.name)
+        shape = stated.get(each.name)
         if shape is None:
             shape = tuple(
                 size if isinstance(size, int) else 1 if place == 0 else -1

@@ -76,19 +76,19 @@ class TaskBody:
 
     def __call__(self, *tokens: Any, memory: Any) -> Any:
         number, values = tokens[0][0], [value for _, each in tokens for value in each]
-        results = self._run_ready(number, values) or self._run_given(tokens, number, values, memory)
-        given = tuple((number, tuple(results[name] for name in names)) for names in self._outputs)
-        return given[0] if len(given) == 1 else given
+        results = self._run_ready(number, values) or self._run_anew(tokens, number, values, memory)
+        next_tokens = tuple((number, tuple(results[name] for name in names)) for names in self._outputs)
+        return next_tokens[0] if len(next_tokens) == 1 else next_tokens
 
     def _run_ready(self, number: int, values: list[Any]) -> dict[str, Any] | None:
         """The results, where an earlier micro-batch of this slot has left all that is needed."""
         ready = _ready.get((self._file, number % self._slots)) if self._slots else None
-        return ready.results if ready and ready.given == names_of(values) and ready.run() else None
+        return ready.results if ready and ready.input_names == names_of(values) and ready.run() else None
 
-    def _run_given(self, tokens: Any, number: int, values: list[Any], memory: Any) -> dict[str, Any]:
+    def _run_anew(self, tokens: Any, number: int, values: list[Any], memory: Any) -> dict[str, Any]:
         arrays, ranges = {}, []
-        for names, (_, given) in zip(self._inputs, tokens, strict=True):
-            for name, value in zip(names, given, strict=True):
+        for names, (_, values_of_token) in zip(self._inputs, tokens, strict=True):
+            for name, value in zip(names, values_of_token, strict=True):
                 is_range = hasattr(value, "lifetime")
                 arrays[name] = value.array() if is_range else value
                 if isinstance(value, Slotted):
@@ -102,7 +102,7 @@ class TaskBody:
         return results
 
     def _run(
-        self, arrays: dict[str, Any], number: int, given: tuple[str, ...] | None, memory: Any
+        self, arrays: dict[str, Any], number: int, input_names: tuple[str, ...] | None, memory: Any
     ) -> dict[str, Any]:
         """The results by name: ranges or slots, or arrays where they are small."""
         own = _sessions.get(self._file)
@@ -114,7 +114,7 @@ class TaskBody:
         key = (self._file, *((name, each.shape) for name, each in arrays.items()))
         if key in _shapes:
             shapes = dict(zip(names, _shapes[key], strict=True))
-            bound = self._bound(own, arrays, number, given, memory, shapes)
+            bound = self._bound(own, arrays, number, input_names, memory, shapes)
             if bound is not None:
                 return bound
         again = key in _shapes
@@ -131,7 +131,7 @@ class TaskBody:
         own: Any,
         arrays: dict[str, Any],
         number: int,
-        given: tuple[str, ...] | None,
+        input_names: tuple[str, ...] | None,
         memory: Any,
         shapes: dict[str, Any],
     ) -> dict[str, Any] | None:
@@ -141,7 +141,7 @@ class TaskBody:
         """
         binding, results, targets, new = own.io_binding(), {}, [], []
         for name, array in arrays.items():
-            if given:  # it will be read from there again and again
+            if input_names:  # it will be read from there again and again
                 binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
             else:
                 binding.bind_cpu_input(name, array)
@@ -151,12 +151,12 @@ class TaskBody:
             array = target.array() if is_new else target
             targets.append(array)
             binding.bind_output(name, "cpu", 0, array.dtype, shape, array.ctypes.data)
-        bound = Bound(own, binding, given or (), results, (*arrays.values(), *targets))
+        bound = Bound(own, binding, input_names or (), results, (*arrays.values(), *targets))
         if not bound.run():
             for each in new:
                 memory.delete(each)
             return None
-        if given and not new and self._slots:
+        if input_names and not new and self._slots:
             _ready[self._file, number % self._slots] = bound
         return results
 
@@ -274,7 +274,7 @@ class Pipeline:
         self.net = Net("onnx")
         self.net.number_of = number_of
         self.slots = slots
-        self._given, self._script = (plan, tuple(results), folder, threads, slots), folder / f"{_MODULE}.py"
+        self._saved, self._script = (plan, tuple(results), folder, threads, slots), folder / f"{_MODULE}.py"
         self.net.origin = (_MODULE, str(self._script))
         outputs = [name for name in dict.fromkeys(results) if name in plan.maker]
         self._shared = _shared(plan, outputs)
@@ -314,7 +314,7 @@ class Pipeline:
 
     def _add(self, plan: Plan, number: int, into: Sequence[Any], out: Sequence[Any]) -> None:
         """Add the transition of a task, with its places and what their tokens bring."""
-        task, (_, _, folder, threads, slots) = plan.tasks[number], self._given
+        task, (_, _, folder, threads, slots) = plan.tasks[number], self._saved
         if not into:
             raise OnnxError(
                 f"Task {task.name} needs no input at all.", "Load the model with constant folding."
@@ -342,7 +342,7 @@ class Pipeline:
     def save(self) -> None:
         """Write into the folder what workers of other nodes make the same net of."""
         for path, content in (
-            (self._script.with_suffix(".pickle"), pickle.dumps(self._given)),
+            (self._script.with_suffix(".pickle"), pickle.dumps(self._saved)),
             (self._script, _SCRIPT.encode()),
         ):
             with replaced(path) as file:
@@ -359,7 +359,7 @@ class Pipeline:
 
 
 def _sum(places: Any) -> Any:
-    first, *others = places
-    for each in others:
+    first, *rest = places
+    for each in rest:
         first = first + each
     return first

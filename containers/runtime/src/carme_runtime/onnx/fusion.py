@@ -44,8 +44,8 @@ def allowed(graph: Graph) -> list[int]:
 
     For the latter no part ends with an operator that depends on constants alone.
     """
-    given = fed(graph)
-    last = max((place for place, each in enumerate(given) if each), default=-1)
+    fed_by_others = fed(graph)
+    last = max((place for place, each in enumerate(fed_by_others) if each), default=-1)
     bad = [0] * (len(graph.operators) + 1)
     for name, users in graph.users.items():
         maker = graph.maker[name]
@@ -55,7 +55,7 @@ def allowed(graph: Graph) -> list[int]:
     found, level = [], 0
     for place in range(len(graph.operators)):
         level += bad[place]
-        if 0 < place <= last and given[place - 1] and not level:
+        if 0 < place <= last and fed_by_others[place - 1] and not level:
             found.append(place)
     return found
 
@@ -132,16 +132,16 @@ def components(graph: Graph, begin: int, end: int) -> list[list[int]]:
     def time(group: list[int]) -> float:
         return sum(graph.operators[place].forward_ms(graph.samples) for place in group)
 
-    given = fed(graph)
+    fed_by_others = fed(graph)
 
     def starts(group: list[int]) -> bool:
-        return any(given[place] for place in group)
+        return any(fed_by_others[place] for place in group)
 
     ordered = sorted(groups.values(), key=lambda group: (starts(group), time(group)), reverse=True)
-    first, others = ordered[0], []
+    first, separate = ordered[0], []
     for group in ordered[1:]:
         if starts(group) and time(group) >= WORTH * TASK_MS:
-            others.append(group)
+            separate.append(group)
         else:
             first = sorted([*first, *group])
-    return sorted([first, *others])
+    return sorted([first, *separate])

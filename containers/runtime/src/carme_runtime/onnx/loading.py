@@ -230,24 +230,24 @@ def _check_operators(onnx: Any, proto: Any, name: str) -> None:
 
 def _sort(graph: Any, name: str) -> None:
     """Put nodes into an order in which they can run. Raises OnnxError for cycles and for missing values."""
-    given = {each.name for each in graph.input} | {each.name for each in graph.initializer}
-    given |= {each.values.name for each in graph.sparse_initializer}
+    defined = {each.name for each in graph.input} | {each.name for each in graph.initializer}
+    defined |= {each.values.name for each in graph.sparse_initializer}
     makers = {output: node for node in graph.node for output in node.output if output}
-    twice = _twice(graph.node, given)
+    twice = _twice(graph.node, defined)
     if twice:
         raise OnnxError(f"Two nodes of {name} make the value {twice}.", "Export the model again.")
     for node in graph.node:
         for value in needed(node):
-            if value not in given and value not in makers:
+            if value not in defined and value not in makers:
                 raise OnnxError(
                     f"Node {node.name} of {name} uses {value}, which nothing makes: no input, no weight, "
                     "no node.",
                     "Export the model again, with its weights.",
                 )
     for each in graph.output:
-        if each.name not in given and each.name not in makers:
+        if each.name not in defined and each.name not in makers:
             raise OnnxError(f"Nothing in {name} makes its output {each.name}.", "Export the model again.")
-    nodes = sorted_nodes(list(graph.node), given)
+    nodes = sorted_nodes(list(graph.node), defined)
     if len(nodes) < len(graph.node):
         done = {node.name for node in nodes}
         circle = [node.name for node in graph.node if node.name not in done]
@@ -261,8 +261,8 @@ def _sort(graph: Any, name: str) -> None:
         graph.node.extend(copies)
 
 
-def _twice(nodes: Iterable[Any], given: set[str]) -> str:
-    seen = set(given)
+def _twice(nodes: Iterable[Any], defined: set[str]) -> str:
+    seen = set(defined)
     for node in nodes:
         for output in node.output:
             if output and output in seen:

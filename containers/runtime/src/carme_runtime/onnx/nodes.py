@@ -38,9 +38,9 @@ def _free(graph: Any) -> list[str]:
     return found + [each.name for each in graph.output if each.name not in own]
 
 
-def sorted_nodes(nodes: list[Any], given: set[str]) -> list[Any]:
-    """The nodes that can run, each as early as the given order allows."""
-    known, waiting, found = set(given), list(nodes), []
+def sorted_nodes(nodes: list[Any], defined: set[str]) -> list[Any]:
+    """The nodes that can run, each as early as this order allows, after the values that are defined."""
+    known, waiting, found = set(defined), list(nodes), []
     needs = {id(node): needed(node) for node in nodes}
     while waiting:
         later = []
@@ -56,16 +56,16 @@ def sorted_nodes(nodes: list[Any], given: set[str]) -> list[Any]:
     return found
 
 
-def late_constants(nodes: list[Any], given: set[str]) -> list[Any]:
+def late_constants(nodes: list[Any], constants: set[str]) -> list[Any]:
     """The nodes with those that depend on constants alone right before the first one that uses them.
 
     So no cut between them and their user has to send what they make, unless several parts use it.
 
     Args:
         nodes: In an order in which they can run.
-        given: Names of constants.
+        constants: Their names.
     """
-    constant, makers, found = set(given), dict[str, int](), []
+    constant, makers, found = set(constants), dict[str, int](), []
     waiting = set[int]()
 
     def take(names: list[str]) -> None:

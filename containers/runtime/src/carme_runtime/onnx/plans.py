@@ -257,9 +257,9 @@ def plan(
         if cuts is not None
     ]
     best = plans[0]
-    for other in sorted(plans[1:], key=lambda each: each.sent_bytes):
-        if other.predicted_ms < _BETTER * best.predicted_ms:
-            best = other
+    for candidate in sorted(plans[1:], key=lambda each: each.sent_bytes):
+        if candidate.predicted_ms < _BETTER * best.predicted_ms:
+            best = candidate
     if model is not None and count > 1 and micro_batches < _FEW * count:
         best = _with_splits(best, Splitter(model, graph), count)
     return best
@@ -273,10 +273,10 @@ def _with_splits(whole: Plan, splitter: Splitter, parts: int) -> Plan:
             if any(splitter.milliseconds(split) < _LONG * TASK_MS for split in tried):
                 continue
             names = {name for split in tried for name in split.operators}
-            others = tuple(each for each in best.splits if names.isdisjoint(each.operators))
-            other = _split_plan(whole, splitter, (*others, *tried))
-            if other is not None and other.predicted_ms < _STEP * best.predicted_ms:
-                best = other
+            kept_splits = tuple(each for each in best.splits if names.isdisjoint(each.operators))
+            candidate = _split_plan(whole, splitter, (*kept_splits, *tried))
+            if candidate is not None and candidate.predicted_ms < _STEP * best.predicted_ms:
+                best = candidate
     return best if best.predicted_ms < _BETTER * whole.predicted_ms else whole
 
 
@@ -350,9 +350,9 @@ def _assigned(found: Plan) -> Plan:
                 flips += 1
                 chosen = [each.kind for each in best.tasks]
                 chosen[place] = kind
-                other = _on(found, chosen)
-                if kind != task.kind and other.predicted_ms < 0.999 * best.predicted_ms:
-                    best, better = other, True
+                candidate = _on(found, chosen)
+                if kind != task.kind and candidate.predicted_ms < 0.999 * best.predicted_ms:
+                    best, better = candidate, True
     return best
 
 

@@ -43,15 +43,15 @@ class Rows:
 
     Attributes:
         nodes: In an order in which they can run; what they have no weights for is a result of others among
-            them, or `given`.
-        given: The one value that comes from outside.
+            them, or `source`.
+        source: The one value that comes from outside.
         heights: Of all values.
         weights: Shapes of constants.
         opset: Of the model.
     """
 
     nodes: Sequence[Any]
-    given: str
+    source: str
     heights: Mapping[str, int]
     weights: Mapping[str, tuple[int, ...]]
     opset: int
@@ -64,11 +64,11 @@ class Rows:
         Args:
             number: Of the part.
             rows: The first one, and the one after the last.
-            label: Of the rows of `given` that they read.
+            label: Of the rows of `source` that they read.
             numbers: Gets constants that they need.
 
         Returns:
-            The nodes, and the rows of `given`; None where one of them would have none.
+            The nodes, and the rows of `source`; None where one of them would have none.
         """
         found = self._needed(rows)
         if found is None:
@@ -78,7 +78,7 @@ class Rows:
         cuts = set[str]()
 
         def cut(name: str, wanted: Span) -> str:
-            own, there = label if name == self.given else f"{name}__part{number}", spans[name]
+            own, there = label if name == self.source else f"{name}__part{number}", spans[name]
             if wanted == there:
                 return own
             part_name = f"{own}__rows{wanted[0]}_{wanted[1]}"
@@ -100,7 +100,7 @@ class Rows:
             begin, end = spans[node.output[0]]
             share = (end - begin) / self.heights[node.output[0]]
             pieces.append(Piece(copy, node.name, share, node.output[0], end - begin))
-        return pieces, spans[self.given]
+        return pieces, spans[self.source]
 
     def _needed(self, rows: Span) -> tuple[dict[str, Span], dict[str, Span]] | None:
         """The rows of each value, and those that each node reads, with padding; None: one would have none."""
@@ -116,8 +116,8 @@ class Rows:
                 first, last = max(low, 0), min(high, self.heights[name])
                 if first >= last:
                     return None
-                others = spans.get(name, (first, last))
-                spans[name] = min(first, others[0]), max(last, others[1])
+                known = spans.get(name, (first, last))
+                spans[name] = min(first, known[0]), max(last, known[1])
         return spans, reads
 
 
@@ -132,11 +132,11 @@ def copied(node: Any, part: int) -> Any:
     return copy
 
 
-def slice_of(given: str, label: str, opset: int, numbers: dict[str, int], begin: int, end: int) -> Any:
+def slice_of(value: str, label: str, opset: int, numbers: dict[str, int], begin: int, end: int) -> Any:
     """A node that takes rows of a value.
 
     Args:
-        given: The value.
+        value: Its name.
         label: Of the rows.
         opset: Of the model.
         numbers: Gets constants that it needs.
@@ -146,10 +146,10 @@ def slice_of(given: str, label: str, opset: int, numbers: dict[str, int], begin:
     make = library("onnx").helper.make_node
     if opset < _SLICE_OPSET:
         bounds: dict[str, Any] = {"axes": [ROW_AXIS], "starts": [begin], "ends": [end]}
-        return make("Slice", [given], [label], label, **bounds)
+        return make("Slice", [value], [label], label, **bounds)
     own = {f"{label}_start": begin, f"{label}_end": end, f"{label}_axis": ROW_AXIS}
     numbers.update(own)
-    return make("Slice", [given, *own], [label], label)
+    return make("Slice", [value, *own], [label], label)
 
 
 def _attributes(node: Any) -> dict[str, Any]:
@@ -169,22 +169,22 @@ def window(node: Any, weights: Mapping[str, tuple[int, ...]]) -> tuple[int, int,
     """
     if node.op_type != "Conv" and node.op_type not in POOLS:
         return 1, 1, 0
-    given = _attributes(node)
-    if given.get("ceil_mode") or given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b""):
+    attributes = _attributes(node)
+    if attributes.get("ceil_mode") or attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b""):
         return None
-    kernel = given.get("kernel_shape") or weights[node.input[1]][2:]
-    dilation, stride = given.get("dilations", [1])[0], given.get("strides", [1])[0]
-    return (kernel[0] - 1) * dilation + 1, stride, _pads(given, len(kernel))[0]
+    kernel = attributes.get("kernel_shape") or weights[node.input[1]][2:]
+    dilation, stride = attributes.get("dilations", [1])[0], attributes.get("strides", [1])[0]
+    return (kernel[0] - 1) * dilation + 1, stride, _pads(attributes, len(kernel))[0]
 
 
-def _pads(given: Mapping[str, Any], rank: int) -> list[int]:
-    return list(given.get("pads") or [0] * (2 * rank))
+def _pads(attributes: Mapping[str, Any], rank: int) -> list[int]:
+    return list(attributes.get("pads") or [0] * (2 * rank))
 
 
 def _set_row_pads(node: Any, weights: Mapping[str, tuple[int, ...]], rows: tuple[int, int]) -> None:
-    given = _attributes(node)
-    rank = len(given.get("kernel_shape") or weights[node.input[1]][2:])
-    pads = _pads(given, rank)
+    attributes = _attributes(node)
+    rank = len(attributes.get("kernel_shape") or weights[node.input[1]][2:])
+    pads = _pads(attributes, rank)
     pads[0], pads[rank] = rows
     for place in reversed(range(len(node.attribute))):
         if node.attribute[place].name in ("pads", "auto_pad"):

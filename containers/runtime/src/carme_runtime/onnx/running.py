@@ -337,7 +337,7 @@ def _is_separable(model: Model, inputs: Inputs, sizes: Mapping[str, int]) -> boo
     nothing is known.
     """
     numpy = library("numpy")
-    other = next(
+    differing = next(
         (
             k
             for k in range(1, min(sizes.values()))
@@ -345,17 +345,17 @@ def _is_separable(model: Model, inputs: Inputs, sizes: Mapping[str, int]) -> boo
         ),
         None,
     )
-    if other is None:
+    if differing is None:
         return False
 
-    def some(*places: int) -> dict[str, Any]:
+    def at_places(*places: int) -> dict[str, Any]:
         return {name: array[list(places)] if name in sizes else array for name, array in inputs.items()}
 
     with temporary() as folder:
         own = session(as_source(model.proto, folder, "whole"), name=model.name)
         try:
-            together = result_of(own, None, some(0, other), model.name)
-            apart = [result_of(own, None, some(k), model.name) for k in (0, other)]
+            together = result_of(own, None, at_places(0, differing), model.name)
+            apart = [result_of(own, None, at_places(k), model.name) for k in (0, differing)]
         except OnnxError:  # it takes one of them only; what is wrong shows when it runs
             return False
     for whole, first, second in zip(together, *apart, strict=True):

@@ -104,16 +104,21 @@ class Bound:
     Args:
         session: Of ONNX Runtime.
         binding: Of its inputs and results.
-        given: Names of the ranges of the inputs.
+        input_names: Of the ranges of the inputs.
         results: By name, as tokens have them. An array among them is written again by each run.
         arrays: What the binding points to.
     """
 
     def __init__(
-        self, session: Any, binding: Any, given: Sequence[str], results: dict[str, Any], arrays: Sequence[Any]
+        self,
+        session: Any,
+        binding: Any,
+        input_names: Sequence[str],
+        results: dict[str, Any],
+        arrays: Sequence[Any],
     ) -> None:
         self._session, self._binding, self._arrays = session, binding, arrays
-        self.given, self.results = tuple(given), results
+        self.input_names, self.results = tuple(input_names), results
 
     def run(self) -> bool:
         """Whether it has run; not where a result has another shape now."""

@@ -75,8 +75,8 @@ class Split:
     parts: int
 
     def __str__(self) -> str:
-        first, *others = self.operators
-        more = f" and the {len(others)} after it" if others else ""
+        first, *rest = self.operators
+        more = f" and the {len(rest)} after it" if rest else ""
         return f"{first}{more}: {self.parts} parts by {self.by}"
 
 
@@ -171,8 +171,8 @@ class Splitter:
         stretch: list[str] = []
         for name in split.operators:
             stretch.append(name)
-            given, result_height = self._heights(name)
-            if result_height < given:
+            source_height, result_height = self._heights(name)
+            if result_height < source_height:
                 found.append(self._rows(stretch, parts))
                 stretch = []
         return [each for each in (*found, self._rows(stretch, parts)) if each]
@@ -210,7 +210,7 @@ class Splitter:
     def _is_segment(self, names: Sequence[str]) -> bool:
         if not names or not all(self._is_local(name) or self._is_join(self._nodes[name]) for name in names):
             return False
-        return len(self._given([self._nodes[name] for name in names])) == 1
+        return len(self._sources([self._nodes[name] for name in names])) == 1
 
     def _has_join(self, names: Sequence[str]) -> bool:
         return any(self._is_join(self._nodes[name]) for name in names)
@@ -258,9 +258,9 @@ class Splitter:
 
     def _is_plain(self, node: Any) -> bool:
         """Whether it has one result, and all of its inputs but the first one are constants."""
-        others = [*node.input[1:], *(name for name in needed(node) if name != node.input[0])]
+        operands = [*node.input[1:], *(name for name in needed(node) if name != node.input[0])]
         outputs = [name for name in node.output if name]
-        constant = all(name in self._weights for name in others if name)
+        constant = all(name in self._weights for name in operands if name)
         return not node.domain and len(outputs) == 1 and constant
 
     def _is_fixed(self, name: str) -> bool:
@@ -332,19 +332,19 @@ class Splitter:
 
     def _row_pieces(self, split: Split) -> _Pieces | None:
         pieces, nodes = _Pieces(), [self._nodes[name] for name in split.operators]
-        (given,) = self._given(nodes)
-        values = {given, *(node.output[0] for node in nodes)}
+        (source,) = self._sources(nodes)
+        values = {source, *(node.output[0] for node in nodes)}
         heights = {name: self.graph.value[name].shape[ROW_AXIS] for name in values}
-        rows = Rows(nodes, given, heights, self._weights, self.model.opset)
+        rows = Rows(nodes, source, heights, self._weights, self.model.opset)
         for part, span in enumerate(_bounds(heights[nodes[-1].output[0]], split.parts)):
             label = f"{nodes[0].output[0]}__rows{part}"
             found = rows.part(part, span, label, pieces.numbers)
             if found is None:
                 return None
             own, (begin, end) = found
-            cut = slice_of(given, label, self.model.opset, pieces.numbers, begin, end)
-            taken = Piece(cut, "", 0.0, given, end - begin)
-            if self.graph.maker[given] < 0:  # what a task is given by the program it takes apart itself
+            cut = slice_of(source, label, self.model.opset, pieces.numbers, begin, end)
+            taken = Piece(cut, "", 0.0, source, end - begin)
+            if self.graph.maker[source] < 0:  # what a task is given by the program it takes apart itself
                 own.insert(0, taken)
             else:
                 pieces.before.append(taken)
@@ -352,7 +352,7 @@ class Splitter:
         self._join(pieces, split)
         return pieces
 
-    def _given(self, nodes: Sequence[Any]) -> list[str]:
+    def _sources(self, nodes: Sequence[Any]) -> list[str]:
         """Values that nodes are given by others."""
         outputs = {name for node in nodes for name in node.output}
         found = dict.fromkeys(name for node in nodes for name in needed(node) if name not in self._weights)

@@ -184,12 +184,12 @@ class _Saved:
             self._checkpoints.wait()
 
 
-def _named(table: dict[str, Any], given: Any, what: str) -> Any:
-    if not isinstance(given, str):
-        return given
-    if given not in table:
-        raise OnnxError(f"There is no {what} '{given}'.", f"Use one of {', '.join(table)}, or a function.")
-    return table[given]
+def _named(table: dict[str, Any], choice: Any, kind: str) -> Any:
+    if not isinstance(choice, str):
+        return choice
+    if choice not in table:
+        raise OnnxError(f"There is no {kind} '{choice}'.", f"Use one of {', '.join(table)}, or a function.")
+    return table[choice]
 
 
 def _batches(

@@ -75,9 +75,9 @@ class _Page:
 
     def _note_message(self, recording: Recording, event: Event, at: int) -> None:
         key, ranks = recording.groups[event.object]
-        other = ranks[event.peer]
+        peer = ranks[event.peer]
         sends = event.kind == Kind.SEND
-        pair = (recording.rank, other) if sends else (other, recording.rank)
+        pair = (recording.rank, peer) if sends else (peer, recording.rank)
         known = self._sent if sends else self._received
         known[(recording.start, key, *pair, event.extra)] = (len(self.rows), at)
 

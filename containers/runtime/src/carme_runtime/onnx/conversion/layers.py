@@ -104,11 +104,11 @@ def _ceiled(
 def average_pool(node: Node, x: torch.Tensor) -> torch.Tensor:
     kernel = list(node.get("kernel_shape"))
     strides, steps = _geometry(node, kernel)
-    given, pads = _pads(node, x, kernel, strides, steps), _ceiled(node, x, kernel, strides, steps)
+    stated, pads = _pads(node, x, kernel, strides, steps), _ceiled(node, x, kernel, strides, steps)
     counted = torch.ones_like(x[:1, :1])
     if node.get("count_include_pad", 0):
-        counted = _padded(counted, given, 1.0)
-        beyond = [after - before for before, after in zip(given, pads, strict=True)]
+        counted = _padded(counted, stated, 1.0)
+        beyond = [after - before for before, after in zip(stated, pads, strict=True)]
         counted = _padded(counted, beyond)
     else:
         counted = _padded(counted, pads)
@@ -226,10 +226,10 @@ def check_resize(node: Node) -> None:
 
 
 @operator("Resize", "Upsample")
-def resize(node: Node, x: torch.Tensor, *given: Any) -> torch.Tensor:
+def resize(node: Node, x: torch.Tensor, *inputs: Any) -> torch.Tensor:
     old = node.kind == "Upsample" or node.opset < 11
-    scales = node.get("scales") if not given else given[0] if old else (*given, None, None)[1]
-    sizes = given[2] if len(given) > 2 and given[2] is not None else None
+    scales = node.get("scales") if not inputs else inputs[0] if old else (*inputs, None, None)[1]
+    sizes = inputs[2] if len(inputs) > 2 and inputs[2] is not None else None
     axes = [axis % x.ndim for axis in node.get("axes") or range(x.ndim)]
     if sizes is not None:
         wanted = integers(sizes)

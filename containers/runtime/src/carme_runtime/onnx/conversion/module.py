@@ -172,15 +172,15 @@ class _Graph:
     ) -> list[Any]:
         """Compute outputs from the values that are known; `batch`: the model's and the one that it got."""
         for node, ended in zip(self.nodes, self._ends, strict=True):
-            given = [values[name] if name else None for name in node.inputs]
+            inputs = [values[name] if name else None for name in node.inputs]
             node.training, node.batch = training, batch
             if node.kind == "If":
-                branch = node.get("then_branch" if bool(given[0]) else "else_branch")
+                branch = node.get("then_branch" if bool(inputs[0]) else "else_branch")
                 results: Any = tuple(
                     branch.run({**values, **branch.constants}, training, branch.outputs, batch)
                 )
             else:
-                results = OPERATORS[node.kind](node, *given)
+                results = OPERATORS[node.kind](node, *inputs)
             results = results if isinstance(results, tuple) else (results,)
             values.update(zip(node.outputs, results, strict=False))
             for name in ended:

@@ -70,8 +70,8 @@ def size_of(node: Node, x: torch.Tensor) -> torch.Tensor:
 
 
 @operator("Slice")
-def slice_of(node: Node, x: torch.Tensor, *given: Any) -> torch.Tensor:
-    starts, ends, axes, steps = (*given, None, None, None, None)[:4]
+def slice_of(node: Node, x: torch.Tensor, *bounds: Any) -> torch.Tensor:
+    starts, ends, axes, steps = (*bounds, None, None, None, None)[:4]
     begin = integers(starts if starts is not None else node.get("starts"))
     end = integers(ends if ends is not None else node.get("ends"))
     chosen = integers(axes) if axes is not None else node.get("axes") or list(range(len(begin)))
@@ -89,11 +89,11 @@ def slice_of(node: Node, x: torch.Tensor, *given: Any) -> torch.Tensor:
 @operator("Split")
 def split(node: Node, x: torch.Tensor, sizes: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
     axis = node.get("axis", 0)
-    given = sizes if sizes is not None else node.get("split")
-    if given is None:
+    lengths = sizes if sizes is not None else node.get("split")
+    if lengths is None:
         count = node.get("num_outputs", len(node.outputs))
         return x.split(-(-x.shape[axis] // count), axis)
-    return x.split(integers(given), axis)
+    return x.split(integers(lengths), axis)
 
 
 @operator("Gather")

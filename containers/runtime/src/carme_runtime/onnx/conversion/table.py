@@ -85,9 +85,9 @@ def integers(value: Any) -> list[int]:
     return [int(each) for each in (value if isinstance(value, list | tuple) else [value])]
 
 
-def axes_of(node: Node, given: Any) -> list[int] | None:
+def axes_of(node: Node, axes_input: Any) -> list[int] | None:
     """Axes, an attribute of older opsets and an input of newer ones; None: there are none."""
-    if given is not None and given.numel():
-        return integers(given)
+    if axes_input is not None and axes_input.numel():
+        return integers(axes_input)
     axes = node.get("axes")
     return integers(axes) if axes is not None else None
