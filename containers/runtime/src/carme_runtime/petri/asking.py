@@ -43,9 +43,9 @@ def ask(store: Store, kind: str, name: str = "") -> Any:
             answers.
     """
     if getattr(_this_thread, "process", 0) == os.getpid():
-        what = f"range {name}, which is" if name else "ranges that are"
+        ranges = f"range {name}, which is" if name else "ranges that are"
         raise PetriError(
-            f"A guard cannot use {what} not on this node.",
+            f"A guard cannot use {ranges} not on this node.",
             "Let guards depend on tokens alone: put what they need of ranges into tokens.",
         )
     with socket.socket(socket.AF_UNIX) as connection:

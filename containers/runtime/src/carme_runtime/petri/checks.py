@@ -123,14 +123,14 @@ def _types(transition: Transition) -> list[Finding]:
     return found
 
 
-def _differ(wanted: Any, given: Any) -> bool:
+def _differ(wanted: Any, actual: Any) -> bool:
     """Whether two classes have nothing to do with each other; what is not a class is not judged."""
-    if not isinstance(wanted, type) or not isinstance(given, type) or typing.get_origin(wanted):
+    if not isinstance(wanted, type) or not isinstance(actual, type) or typing.get_origin(wanted):
         return False
     # Since Python 3.11 Any is a class.
-    if {object, Any} & {wanted, given} or (wanted is float and given is int):
+    if {object, Any} & {wanted, actual} or (wanted is float and actual is int):
         return False
-    return not issubclass(given, wanted) and not issubclass(wanted, given)
+    return not issubclass(actual, wanted) and not issubclass(wanted, actual)
 
 
 def _entries(net: Definition) -> list[Place]:

@@ -125,16 +125,16 @@ class Door:
         except Exception as error:
             return "refused", f"{type(error).__name__}: {error}.", "Use the same version of carme_runtime."
 
-    def _do(self, kind: str, *given: Any) -> Any:
+    def _do(self, kind: str, *arguments: Any) -> Any:
         if kind == "status":
             return self._run.status()
         if kind == "marking":
             return self._run.pickled_marking()
         if kind == "put":
-            place, tokens = given
+            place, tokens = arguments
             self._run.put(place, *map(pickle.loads, tokens))
         elif kind == "put text":
-            name, texts = given
+            name, texts = arguments
             place = self._run.place(name)
             self._run.put(place, *(from_text(place, text, self._run) for text in texts))
         else:

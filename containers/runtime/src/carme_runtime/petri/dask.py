@@ -53,11 +53,11 @@ class _Forwarded:
         self._name = transition.name
         self._address, self._security = client.scheduler.address, client.security
 
-    def __call__(self, *given: Any, **more: Any) -> Any:
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run it, and wait for what it gives."""
         client = _client(self._address, self._security)
         call = _by_value(forwarding.call_all if self._generates else _call)
-        future = client.submit(call, self._body, given, more, key=None, pure=False)
+        future = client.submit(call, self._body, arguments, keywords, key=None, pure=False)
         try:
             return future.result()
         finally:
@@ -80,5 +80,5 @@ def _by_value(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _call(body: Callable[..., Any], given: tuple[Any, ...], more: dict[str, Any]) -> Any:
-    return body(*given, **more)
+def _call(body: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    return body(*arguments, **keywords)

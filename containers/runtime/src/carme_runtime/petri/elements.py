@@ -29,17 +29,17 @@ def describe(
     return Description(name, size, lifetime, kind, sizes, task)
 
 
-def type_of(given: Any) -> tuple[str, int]:
+def type_of(type_name: Any) -> tuple[str, int]:
     """A type as NumPy writes it, and its bytes; bytes need no NumPy."""
-    if given in ("|u1", "uint8", "u1", bytes):
+    if type_name in ("|u1", "uint8", "u1", bytes):
         return "|u1", 1
     try:
-        found = numpy_module().dtype(given)
+        found = numpy_module().dtype(type_name)
     except TypeError:
         found = None
     if found is None or found.hasobject or found.itemsize == 0 or found.names:
         raise PetriError(
-            f"{given!r} is not a valid type of the elements of a range.", "Give one such as 'float32'."
+            f"{type_name!r} is not a valid type of the elements of a range.", "Give one such as 'float32'."
         )
     return found.str, found.itemsize
 

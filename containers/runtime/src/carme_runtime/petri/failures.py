@@ -27,8 +27,8 @@ def overdue(task: Task) -> str:
     """What to say of a task that was ended, as it took longer than its limit."""
     transition = task.rule.transition
     tokens = ", ".join(_shown(token.data) for token in task.tokens)
-    given = f" with {tokens}" if tokens else ""
-    return f"Transition {transition.name} took longer than its limit of {transition.limit:g} s{given}."
+    with_tokens = f" with {tokens}" if tokens else ""
+    return f"Transition {transition.name} took longer than its limit of {transition.limit:g} s{with_tokens}."
 
 
 def gave_up(task: Task, how: str, folder: Path) -> PetriError:

@@ -38,6 +38,6 @@ def _is_local(transition: Transition) -> bool:
     return transition.body is None or has_ranges or isinstance(transition.body, Command)
 
 
-def call_all(body: Callable[..., Any], given: tuple[Any, ...], more: dict[str, Any]) -> list[Any]:
+def call_all(body: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
     """What a generator yields, as a list, which can travel."""
-    return list(body(*given, **more))
+    return list(body(*arguments, **keywords))

@@ -52,13 +52,13 @@ class Holders:
 
     def __init__(
         self,
-        me: str,
+        own_node: str,
         known: dict[str, Description],
         homes: dict[str, list[str]],
         send: Callable[..., None],
         note: Callable[[str], None],
     ) -> None:
-        self.me, self.known, self.homes, self._send, self._note = me, known, homes, send, note
+        self.own_node, self.known, self.homes, self._send, self._note = own_node, known, homes, send, note
         #: Copies that are good, by name and node.
         self.copies: dict[str, dict[str, int]] = {}
         #: Where nodes serve their ranges, of those that do.
@@ -164,7 +164,7 @@ class Holders:
                 copies[node] = fetched
             self._stop_fetching(name)
             # What lies in the run's folder is this node's.
-            own = self.me if written.get(name) == ON_DISK else node
+            own = self.own_node if written.get(name) == ON_DISK else node
             good = {
                 each: number for each, number in copies.items() if each == own or pushed.get(each) == number
             }
@@ -284,16 +284,14 @@ class Holders:
     def _copy(self, node: str, name: str, reply: Reply) -> None:
         """Have another node copy a range of this one."""
         self._pushed.pop((name, node), None)  # of a task before, that has not ended well
-        others = [each for each in self.addresses if each != node]
+        peers = [each for each in self.addresses if each != node]
         copy = self._copy_at(name, node)
-        if not others or node not in self.addresses or (copy is None and name in self.known):
+        if not peers or node not in self.addresses or (copy is None and name in self.known):
             reply("none")
             return
         number = next(self._numbers)
         homes = self.homes.get(name, ())
-        target = min(
-            others, key=lambda each: (each not in homes, (others.index(each) + number) % len(others))
-        )
+        target = min(peers, key=lambda each: (each not in homes, (peers.index(each) + number) % len(peers)))
         self._pulls[number] = _Pull(name, target, node, copy, reply)
         self._send(target, "pull", name, number, self.addresses[node])
 

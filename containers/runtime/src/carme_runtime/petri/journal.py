@@ -91,10 +91,10 @@ class Journal:
                     # A write that was under way; kept, to be examined.
                     (folder / "journal.cut").write_bytes(self.state.cut)
             memory = self.state.memory
-            others = [each for each in memory.get("spills", []) if Path(each) not in spills]
+            earlier = [each for each in memory.get("spills", []) if Path(each) not in spills]
             self.state.memory = {
                 "identity": memory.get("identity") or secrets.token_hex(8),
-                "spills": [*map(str, spills), *others],
+                "spills": [*map(str, spills), *earlier],
             }
             self._begin(header)
         except BaseException:

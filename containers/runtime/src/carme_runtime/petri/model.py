@@ -236,10 +236,10 @@ def group(arcs: Sequence[Arc], values: Sequence[Any]) -> list[Any]:
     """Values in the order of arcs as arguments: a list for each arc whose weight is above 1."""
     if len(arcs) == len(values):
         return list(values)
-    given, rest = [], iter(values)
+    grouped, rest = [], iter(values)
     for arc in arcs:
-        given.append(next(rest) if arc.weight == 1 else [next(rest) for _ in range(arc.weight)])
-    return given
+        grouped.append(next(rest) if arc.weight == 1 else [next(rest) for _ in range(arc.weight)])
+    return grouped
 
 
 def short(value: Any) -> str:

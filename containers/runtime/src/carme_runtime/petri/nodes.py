@@ -118,13 +118,15 @@ class Nodes:
                 await wait_for_nodes(fabric, None)
             except CarmeRuntimeError as error:  # workers come and go: those that are there are enough
                 self.notice = error.message
-            me = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-            others = [each for each in fabric.members.present if fabric.in_job and each.host != me]
-            self._members = {each.number: each for each in others}
-            self.host = next((each.address for each in fabric.members.present if each.host == me), self.host)
+            own_host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+            peers = [each for each in fabric.members.present if fabric.in_job and each.host != own_host]
+            self._members = {each.number: each for each in peers}
+            self.host = next(
+                (each.address for each in fabric.members.present if each.host == own_host), self.host
+            )
             for number in self._members:
                 self._start(number)
-            found.set_result(others)
+            found.set_result(peers)
             while self._members:
                 self._take(await fabric.next_event())
         finally:
@@ -135,8 +137,8 @@ class Nodes:
         self._waiting[node], self._taken[node], self._readers[node] = bytearray(), True, Reader()
         # The runtime that this program has, whatever else is installed there.
         own = {"PYTHONPATH": os.pathsep.join([str(Path(carme_runtime.__file__).parents[1]), *sys.path])}
-        given = {k: v for k, v in without_secrets(os.environ).items() if k not in NODE_VARIABLES}
-        request = {"type": "shell", "command": self._command, "environment": given | own, "size": None}
+        passed_on = {k: v for k, v in without_secrets(os.environ).items() if k not in NODE_VARIABLES}
+        request = {"type": "shell", "command": self._command, "environment": passed_on | own, "size": None}
         assert self._fabric
         self._fabric.send(node, request)
         member = self._members[node]

@@ -126,9 +126,9 @@ def _text(parent: Element, tag: str, text: str) -> None:
 
 
 def _own(element: Element, values: dict[str, str]) -> None:
-    given = {name: value for name, value in values.items() if value}
-    if given:
-        SubElement(SubElement(element, "toolspecific", tool="carme", version="1"), "net", given)
+    attributes = {name: value for name, value in values.items() if value}
+    if attributes:
+        SubElement(SubElement(element, "toolspecific", tool="carme", version="1"), "net", attributes)
 
 
 def _read_own(element: Element) -> dict[str, str]:
@@ -143,14 +143,14 @@ def _text_of(element: Element, tag: str) -> str:
     return (element.findtext(f"{tag}/text") or "").strip()
 
 
-def _name(text: str, what: str) -> str:
+def _name(text: str, kind: str) -> str:
     """A name that a net can have; other tools allow any."""
     name = re.sub(r"\W", "_", text)
     name = name if name and not name[0].isdigit() else f"_{name}"
-    return f"{what}{name}" if name == "_" else name
+    return f"{kind}{name}" if name == "_" else name
 
 
-def _number(text: str, what: str) -> int:
+def _number(text: str, kind: str) -> int:
     if not text.isdigit():
-        raise PetriError(f"The {what} '{text}' of the PNML is not a number.", "Give a place/transition net.")
+        raise PetriError(f"The {kind} '{text}' of the PNML is not a number.", "Give a place/transition net.")
     return int(text)

@@ -51,7 +51,7 @@ class Connection:
     def _begin(self, slot: int) -> None:
         self.slot = slot
         self.process = 0
-        self.given: dict[int, tuple[Task, float]] = {}
+        self.assigned: dict[int, tuple[Task, float]] = {}
         self.load = 0.0
         self.reported = time.monotonic()
         self.useful = False
@@ -60,7 +60,7 @@ class Connection:
 
     def accepts(self) -> bool:
         """Whether it may be given one more task."""
-        count = len(self.given)
+        count = len(self.assigned)
         if not count or self.stuck:
             return not count
         return (self.load < AHEAD_SECONDS and count < AHEAD_TASKS) or (
@@ -69,10 +69,10 @@ class Connection:
 
     def take(self, number: int) -> Task | None:
         """A task that it has reported."""
-        entry = self.given.pop(number, None)
+        entry = self.assigned.pop(number, None)
         if entry is None:
             return None
-        self.load = self.load - entry[1] if self.given else 0.0
+        self.load = self.load - entry[1] if self.assigned else 0.0
         return entry[0]
 
     def send(self, message: Any) -> None:
@@ -247,11 +247,11 @@ class Pool:
         """The address of this node."""
         return self._nodes.host if self._nodes else "127.0.0.1"
 
-    def notify(self, host: str, kind: str, *given: Any) -> None:
+    def notify(self, host: str, kind: str, *arguments: Any) -> None:
         """Send a message to the program on another node, if that is there."""
         number = self._numbers_of.get(host)
         if self._nodes and number in self.members:
-            self._nodes.send(number, kind, 0, *given)
+            self._nodes.send(number, kind, 0, *arguments)
 
     def _start_remote(self, slot: int, node: int, index: int) -> None:
         if node not in self.members:
@@ -322,46 +322,46 @@ class Pool:
         reports: list[tuple[Connection, list[Any]]],
         answers: list[tuple[Any, ...]],
     ) -> None:
-        kind, *given = message
+        kind, *arguments = message
         slots = {index: slot for slot, (where, index) in self._remote.items() if where == node}
         if kind in ("gone", "lost"):
             if kind == "lost":
                 self.members.pop(node, None)
-                answers.append((kind, node, *given))
+                answers.append((kind, node, *arguments))
             else:
                 answers.append((kind, self.members[node].host))
                 self._starting |= set(slots.values())
             for slot in slots.values():
                 if connection := self.connections.get(slot):
-                    self._numbers[slot] = next(iter(connection.given), 0)
+                    self._numbers[slot] = next(iter(connection.assigned), 0)
                     answers.append(("ended with its node", slot, connection.process, signal.SIGKILL))
         elif kind == "reports":
-            if connection := self.connections.get(slots[given[0]]):
-                reports.append((connection, given[1]))
+            if connection := self.connections.get(slots[arguments[0]]):
+                reports.append((connection, arguments[1]))
         elif kind in ("started", "overdue", "ended"):
-            slot = slots[given[0]]
+            slot = slots[arguments[0]]
             if kind == "ended":
-                self._numbers[slot] = given[3]
-            answers.append((kind, slot, *given[1:3]))
+                self._numbers[slot] = arguments[3]
+            answers.append((kind, slot, *arguments[1:3]))
         elif kind in ("held", "ask", "pulled", "finished"):
             if node in self.members:
-                answers.append((kind, self.members[node].host, *given))
+                answers.append((kind, self.members[node].host, *arguments))
         else:
             answers.append(message)
 
     def patience(self) -> float:
         """Seconds to `wait`: few where a worker is idle and another one has tasks that it has not begun."""
         connections = self.connections.values()
-        uneven = any(len(each.given) > 1 for each in connections)
-        return RECALL_SECONDS if uneven and any(not each.given for each in connections) else 1.0
+        uneven = any(len(each.assigned) > 1 for each in connections)
+        return RECALL_SECONDS if uneven and any(not each.assigned for each in connections) else 1.0
 
     def recall(self, now: float) -> None:
         """Idle workers get what waits behind a task that takes longer than expected."""
         connections = self.connections.values()
-        if all(each.given for each in connections):
+        if all(each.assigned for each in connections):
             return
         for each in connections:
-            if len(each.given) > 1 and now - each.reported > RECALL_SECONDS:
+            if len(each.assigned) > 1 and now - each.reported > RECALL_SECONDS:
                 each.reported = now  # and once more if it had not read its tasks yet
                 each.recall()
 

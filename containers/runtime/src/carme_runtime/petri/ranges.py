@@ -98,14 +98,14 @@ class Ranges:
         self.store.begin()
         forks.open_descriptors.add(self.store.alive)
         there = self.store.descriptions()
-        me, homes = self.store.node, self.holders.homes
+        own_node, homes = self.store.node, self.holders.homes
         for name in sorted(self.known):
             # What has moved to the disk is there for all.
-            if name in there and (me in homes[name] or self._is_on_disk(name)):
-                homes[name] = [me, *(each for each in homes[name] if each != me)]
-                self.holders.copies[name] = {me: there[name].copy}
+            if name in there and (own_node in homes[name] or self._is_on_disk(name)):
+                homes[name] = [own_node, *(each for each in homes[name] if each != own_node)]
+                self.holders.copies[name] = {own_node: there[name].copy}
                 continue
-            homes[name] = [each for each in homes[name] if each != me]
+            homes[name] = [each for each in homes[name] if each != own_node]
             if homes[name] and not self.store.several and not self._take_copy(name):
                 self._let_go()
                 raise PetriError(
@@ -113,7 +113,7 @@ class Ranges:
                     'Resume the run there, or with workers="job" in a job that has that node.',
                 )
         self._find_lost()
-        self.store.clean({name for name in self.known if me in homes[name]})
+        self.store.clean({name for name in self.known if own_node in homes[name]})
         self.store.clean_copies(set(self.known))
 
     def share(self, members: Iterable[str], host: str, notify: Callable[..., None], lock: Any) -> list[str]:
@@ -211,18 +211,18 @@ class Ranges:
             if name in self.known and node not in self.holders.copies.get(name, {}):
                 self._send(node, "drop", [name])
 
-    def take_message(self, kind: str, node: str, *given: Any) -> list[str]:
+    def take_message(self, kind: str, node: str, *arguments: Any) -> list[str]:
         """What a node says of its ranges; for its loss the names of those that were lost with it."""
         if kind == "held":
-            keep = self.holders.report(node, *given)
+            keep = self.holders.report(node, *arguments)
             self._notify(node, "keep", keep)
             return self._find_lost()
         if kind == "ask":
-            number, question, name = given
+            number, question, name = arguments
             reply = lambda answer: self._notify(node, "answer", number, answer)  # noqa: E731
             self.holders.answer(node, question, name, reply)
         elif kind == "pulled":
-            self.holders.take_pulled(node, *given)
+            self.holders.take_pulled(node, *arguments)
         elif kind in ("gone", "lost"):
             self.holders.lose(node, kind == "lost")
             if kind == "lost":
@@ -248,15 +248,15 @@ class Ranges:
         for host, names in left.items():
             self._notify(host, "finish", names)
         while left:
-            for kind, *given in wait():
+            for kind, *arguments in wait():
                 if kind == "refused":  # nobody says more
-                    trouble.append(given[0])
+                    trouble.append(arguments[0])
                     left.clear()
                 if kind not in ("finished", "gone", "lost"):
                     continue
-                host = given[1] if kind == "lost" else given[0]
+                host = arguments[1] if kind == "lost" else arguments[0]
                 if kind == "finished":
-                    trouble += given[1]
+                    trouble += arguments[1]
                 names = left.pop(host, [])
                 if kind != "finished":
                     trouble += [f"Range {name} was lost with the memory of {host}." for name in names]
@@ -357,14 +357,14 @@ class Ranges:
         with self._lock:
             self.holders.answer(self.store.node, kind, name, reply)
 
-    def _send(self, node: str, kind: str, *given: Any) -> None:
+    def _send(self, node: str, kind: str, *arguments: Any) -> None:
         if node != self.store.node:
-            self._notify(node, kind, *given)
+            self._notify(node, kind, *arguments)
         elif kind == "drop":
-            for name in given[0]:
+            for name in arguments[0]:
                 self.store.remove(name)
         else:
-            threading.Thread(target=self._pull, args=given, daemon=True).start()
+            threading.Thread(target=self._pull, args=arguments, daemon=True).start()
 
     def _pull(self, name: str, copy: int, source: tuple[str, int]) -> None:
         assert self._server is not None

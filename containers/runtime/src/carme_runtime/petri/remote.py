@@ -147,20 +147,20 @@ class _Ranges:
             self._server = RangeServer(self.store, address, secret, self._ask)
             self._report("held", self._server.where, self.store.descriptions())
 
-    def do(self, kind: str, *given: Any) -> None:
+    def do(self, kind: str, *arguments: Any) -> None:
         """What the coordinator wants of them."""
         if kind == "answer":
-            number, answer = given
+            number, answer = arguments
             self._questions.pop(number)(answer)
         elif kind == "drop":
-            for name in given[0]:
+            for name in arguments[0]:
                 self.store.remove(name)
         elif kind == "keep":
-            self.store.clean(set(given[0]))
+            self.store.clean(set(arguments[0]))
         elif kind == "clean":
-            self.store.clean(set(given[0]), given[1])
+            self.store.clean(set(arguments[0]), arguments[1])
         elif kind == "pull":
-            threading.Thread(target=self._pull, args=given, daemon=True).start()
+            threading.Thread(target=self._pull, args=arguments, daemon=True).start()
 
     def finish(self, names: list[str]) -> None:
         """The net has ended: what is to last goes to the disk, all else goes."""
@@ -197,22 +197,22 @@ class _Ranges:
         self._report("pulled", name, copy, well)
 
 
-def _do(pool: Pool, ranges: _Ranges, kind: str, slot: int, *given: Any) -> None:
+def _do(pool: Pool, ranges: _Ranges, kind: str, slot: int, *arguments: Any) -> None:
     connection = pool.connections.get(slot)
     if kind == "start":
         pool.start(slot)
     elif kind == "tasks":
         if connection:
-            connection.send(given[0])
+            connection.send(arguments[0])
     elif kind == "recall":
         if connection:
             connection.recall()
     elif kind == "finish":
         pool.close()
-        ranges.finish(given[0])
+        ranges.finish(arguments[0])
         threading.Event().wait()  # until the coordinator ends this program
     else:
-        ranges.do(kind, *given)
+        ranges.do(kind, *arguments)
 
 
 def _pass_on(pool: Pool, answer: tuple[Any, ...], report: Report) -> None:

@@ -400,7 +400,7 @@ class Run(Observed):
                     connection = self._placing.nearest(task, connection, accepting, self._ranges)
                 self._placing.reserve(connection, task)
                 seconds = self._seconds.get(task.rule.index, _UNKNOWN_SECONDS)
-                connection.given[task.number] = (task, seconds)
+                connection.assigned[task.number] = (task, seconds)
                 connection.load += seconds
                 message = (task.number, task.rule.index, task.attempt, [t.data for t in task.tokens])
                 batches.setdefault(connection, []).append(message)
@@ -434,7 +434,7 @@ class Run(Observed):
                 if following >= 0:  # the worker goes on with it by itself, under the same number
                     entries.append((START, [tokens[0][1].number]))
                     task = self._activation.follow(self._activation.rules[following], tokens[0][1])
-                    connection.given[number] = (task, 0.0)
+                    connection.assigned[number] = (task, 0.0)
                 self.fired[rule.transition.name] += 1
                 name, host = rule.transition.name, self._placing.hosts[connection.node]
                 self._firings.add(connection, host, name, (ended - seconds, ended), batch)
@@ -495,7 +495,7 @@ class Run(Observed):
             return
         self._take_results(connection, connection.last_reports(), entries)
         number = self._pool.remove(connection)
-        useful = connection.useful or number in connection.given
+        useful = connection.useful or number in connection.assigned
         self._take_death(connection, number, answer[3])
         if answer[0] == "ended":
             self._useless = 0 if useful else self._useless + 1
@@ -508,15 +508,15 @@ class Run(Observed):
     def _take_death(self, connection: Connection, number: int, status: int) -> None:
         """A worker has ended: its tasks run again. Only the one that it was at may be why."""
         how = f"signal {status & 127}" if status & 127 else f"code {status >> 8}"
-        begun = number in connection.given
-        for given, (task, _) in list(connection.given.items()):
-            self._ranges.give_back(given)
+        begun = number in connection.assigned
+        for assigned_number, (task, _) in list(connection.assigned.items()):
+            self._ranges.give_back(assigned_number)
             self._placing.reserve(connection, task, 1)
             if not begun:
                 self._activation.give_back(task, begun=False)
                 continue
             self._activation.give_back(task)
-            if given != number:
+            if assigned_number != number:
                 continue
             begun = False
             if connection.overdue:
@@ -551,7 +551,7 @@ class Run(Observed):
                 self._restore(state)
                 self._placing.begin(self._activation, self._pool.members)
             for connection in self._pool.connections.values():
-                connection.given.clear()
+                connection.assigned.clear()
             raise
 
     def _restore(self, state: State) -> None:

@@ -88,7 +88,7 @@ class Client(Protocol):
     def jobs(self) -> Any:
         """See `Jobs`."""
 
-    def submit(self, what: Any, /, *arguments: Any, named: dict[str, Any], **options: Any) -> Any:
+    def submit(self, function: Any, /, *arguments: Any, named: dict[str, Any], **options: Any) -> Any:
         """Start a function with these arguments as a job; see `Job`."""
 
 
@@ -202,11 +202,11 @@ class _Submitted:
         self._body, self._generates, self._name = transition.body, transition.generates, transition.name
         self._jobs, self._folder, self._limit = jobs, folder, transition.limit
 
-    def __call__(self, *given: Any, **more: Any) -> Any:
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run it, and wait for what it gives."""
         self._cancel_abandoned()
         for start in range(1, _STARTS + 1):
-            with self._noted(given, more) as (job, note):
+            with self._noted(arguments, keywords) as (job, note):
                 loss, value = self._wait_for(job, note)
             if loss is None:
                 return value
@@ -234,7 +234,7 @@ class _Submitted:
         return None, value
 
     @contextlib.contextmanager
-    def _noted(self, given: tuple[Any, ...], more: dict[str, Any]) -> Iterator[tuple[Any, Path]]:
+    def _noted(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[tuple[Any, Path]]:
         """A job, and its note: there is one before the job, so that none is ever unknown.
 
         This process has the note locked as long as it waits for the job.
@@ -252,7 +252,7 @@ class _Submitted:
                         "Start the net with a folder on a file system that has locks, such as your home.",
                     ) from None
                 try:
-                    job = self._submit(given, more, mark)
+                    job = self._submit(arguments, keywords, mark)
                 except Exception as error:
                     kind = type(error).__name__
                     if kind in _REFUSED or _is_distrusted(error):
@@ -281,21 +281,21 @@ class _Submitted:
                 if note.exists():
                     self._jobs.cancel(note)
 
-    def _submit(self, given: tuple[Any, ...], more: dict[str, Any], mark: str) -> Any:
+    def _submit(self, arguments: tuple[Any, ...], keywords: dict[str, Any], mark: str) -> Any:
         options = {"name": f"net-{self._name}", **self._jobs.options}
         options["name"] = f"{options['name'][: _NAME_LENGTH - len(mark) - 1]}-{mark}"
         if self._limit:  # which is the job's: the time that it waits does not count
             limit = math.ceil(self._limit / 60)
             options["minutes"] = min(options.get("minutes") or limit, limit)
         if self._generates:
-            what, arguments, named = forwarding.call_all, (self._body, given, more), {}
+            call, inputs, named = forwarding.call_all, (self._body, arguments, keywords), {}
             with contextlib.suppress(ImportError):
                 import cloudpickle  # pyright: ignore[reportMissingImports]
 
                 cloudpickle.register_pickle_by_value(sys.modules[forwarding.__name__])
         else:
-            what, arguments, named = self._body, given, more
-        return self._jobs.client.submit(what, *arguments, named=named, **options)
+            call, inputs, named = self._body, arguments, keywords
+        return self._jobs.client.submit(call, *inputs, named=named, **options)
 
 
 def _patiently(call: Callable[[], Any]) -> Any:

@@ -215,10 +215,10 @@ class Store:
             raise
         with self.locked():
             self._count(_UNKNOWN)
-            for other in self._own_folders():
-                if other != folder:
-                    (other / f"{MARK}{description.name}").unlink(missing_ok=True)
-                    (other / description.name).unlink(missing_ok=True)
+            for own_folder in self._own_folders():
+                if own_folder != folder:
+                    (own_folder / f"{MARK}{description.name}").unlink(missing_ok=True)
+                    (own_folder / description.name).unlink(missing_ok=True)
             describe_range(folder, description)
             new.rename(folder / description.name)
 

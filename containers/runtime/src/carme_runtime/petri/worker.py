@@ -223,7 +223,7 @@ class _Plan:
         self.number = 0
         try:
             values = [pickle.loads(token) for token in tokens]
-            given = values if self.flat else group(self.arguments, values)
+            arguments = values if self.flat else group(self.arguments, values)
         except Exception as error:
             return WRONG, (
                 f"A token for transition {self.name} cannot be read here: {_message_of(error)}.",
@@ -237,7 +237,7 @@ class _Plan:
             more = self.more
             if self.wants_attempt:
                 more = {**more, "attempt": attempt}
-            result = self.body(*given, **more)
+            result = self.body(*arguments, **more)
             if self.generates:
                 return DONE, [self._token(*self._named(each)) for each in result]
             if self.alone is not None:
@@ -289,14 +289,14 @@ class _Plan:
             f"and returned {type(result).__name__}."
         )
 
-    def _named(self, given: Any) -> tuple[Place, Any]:
+    def _named(self, item: Any) -> tuple[Place, Any]:
         """Where a token of a generator goes."""
         if len(self.outputs) == 1:
-            return self.outputs[0][0], given
-        if isinstance(given, tuple) and len(given) == 2:
+            return self.outputs[0][0], item
+        if isinstance(item, tuple) and len(item) == 2:
             for place, _ in self.outputs:
-                if given[0] is place or given[0] == place.name:
-                    return place, given[1]
+                if item[0] is place or item[0] == place.name:
+                    return place, item[1]
         names = ", ".join(place.name for place, _ in self.outputs) or "none"
         raise OutputError(
             f"Generator {self.name} must yield (place, token), with a place of its outputs ({names})."
