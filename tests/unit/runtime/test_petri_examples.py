@@ -86,14 +86,14 @@ CASES: list[tuple[str, str, dict[str, list[Any]], dict[str, list[Any]]]] = [
     ("generators", "bounded_sequence", {"start": [20]}, {"out": list(range(20)), "ahead": []}),
     *(("generators", "totient", {"start": [n]}, {"phi": [phi]}) for n, phi in ((1, 1), (12, 4), (97, 96))),
     ("generators", "split_and_join", {"start": [200]}, {"results": [200 * 201 * 401 // 6]}),
-    ("generators", "pairs", {"given": [(0, 1), (3, 4)]}, {"sums": [1, 7]}),
+    ("generators", "pairs", {"values": [(0, 1), (3, 4)]}, {"sums": [1, 7]}),
     ("generators", "reduce_all", {"values": list(range(101))}, {"values": [5050]}),
     ("parallel", "hello", {"start": ["hello", "world"]}, {"out": [None, None]}),
     ("parallel", "work_and_wait", {"start": [12]}, {"done": ["done"]}),
     ("parallel", "work_with_credit", {"credit": [0, 0], "start": [12]}, {"done": ["done"], "tasks": []}),
     ("parallel", "work_with_credit", {"credit": [0, 0], "start": [25]}, {"done": ["done"], "tasks": []}),
     ("parallel", "pi", {"packets": PACKETS}, {"ratio": [(points(PACKETS), 20_000)]}),
-    ("parallel", "shared", {"given": ["value"]}, {"result": ["value"], "a": [], "b": []}),
+    ("parallel", "shared", {"words": ["value"]}, {"result": ["value"], "a": [], "b": []}),
     ("parallel", "subnets", {"p0": [1, 2]}, {"p3": [2110, 3110]}),
     ("parallel", "blocks", {"count": [7]}, {"done": list(range(7)), "slots": [0, 1, 2]}),
     ("parallel", "one_to_many", {"start": [5]}, {"total": [500], "whole": []}),
@@ -236,7 +236,7 @@ def test_the_number_of_tokens_has_no_weight():
 
 
 def test_each_value_is_mapped(tmp_path: Path):
-    marking = end(example("patterns", "mapped", abs), tmp_path, {"given": list(enumerate([-3, 0, 5]))})
+    marking = end(example("patterns", "mapped", abs), tmp_path, {"values": list(enumerate([-3, 0, 5]))})
     assert sorted(marking["results"]) == [(0, 3), (1, 0), (2, 5)]
 
 

@@ -111,8 +111,8 @@ def split_and_join() -> Net:
 def pairs() -> Net:
     """The sum of each pair."""
     net = Net("pairs")
-    given, sums = net.place("given", tuple), net.place("sums", int)
-    net.add("add", given >> sums, lambda pair: pair[0] + pair[1])
+    values, sums = net.place("values", tuple), net.place("sums", int)
+    net.add("add", values >> sums, lambda pair: pair[0] + pair[1])
     return net
 
 

@@ -68,10 +68,10 @@ def in_order(file: Path) -> Net:
 
     net.add("work", tasks >> results, lambda task: (task[0], bytes([task[0]]) * task[1]))
 
-    @net.transition(position + results >> position, guard=lambda at, given: given[0] == at)
-    def write(at: int, given: tuple[int, bytes]) -> int:
+    @net.transition(position + results >> position, guard=lambda at, result: result[0] == at)
+    def write(at: int, result: tuple[int, bytes]) -> int:
         with file.open("ab") as opened:
-            opened.write(given[1])
+            opened.write(result[1])
         return at + 1
 
     net.add("finish", position + end >> done, lambda at, end: "done", guard=lambda at, end: at == end)
@@ -132,9 +132,9 @@ def mean_of_file(file: Path, size: int) -> Net:
 def shared() -> Net:
     """What two tasks use is cleaned up when both have ended."""
     net = Net("shared")
-    given, a, b = net.place("given", str), net.place("a", str), net.place("b", str)
+    words, a, b = net.place("words", str), net.place("a", str), net.place("b", str)
     cleanup, result = net.place("cleanup", str), net.place("result", str)
-    net.add("copy", given >> a + b + cleanup, lambda word: (word, word, word))
+    net.add("copy", words >> a + b + cleanup, lambda word: (word, word, word))
     net.add("use_a", a >> None, print)
     net.add("use_b", b >> None, print)
     net.add("clean", cleanup + a.empty + b.empty >> result, lambda word: word)
@@ -181,12 +181,13 @@ def blocks() -> Net:
     net.add("assign", blocks_left + slots >> ready, lambda block, slot: (block, slot))
 
     @net.transition(ready + memories.read >> worked)
-    def work(given: tuple[int, int], range: Range) -> tuple[int, int]:
-        range.array()[given[1]] = given[0]
-        assert (range.array()[given[1]] == given[0]).all()
-        return given
+    def work(task: tuple[int, int], range: Range) -> tuple[int, int]:
+        block, slot = task
+        range.array()[slot] = block
+        assert (range.array()[slot] == block).all()
+        return task
 
-    net.add("free", worked >> done + slots, lambda given: given)
+    net.add("free", worked >> done + slots, lambda task: task)
     return net
 
 

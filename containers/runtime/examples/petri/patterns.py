@@ -14,8 +14,8 @@ from carme_runtime.petri import Memory, Net, Range
 def mapped(function: Callable[[Any], Any]) -> Net:
     """What a function makes of each value, beside the number that the value came with."""
     net = Net("mapped")
-    given, results = net.place("given", tuple), net.place("results", tuple)
-    net.add("map", given >> results, lambda pair: (pair[0], function(pair[1])))
+    values, results = net.place("values", tuple), net.place("results", tuple)
+    net.add("map", values >> results, lambda pair: (pair[0], function(pair[1])))
     return net
 
 
