@@ -13,7 +13,7 @@ from carme_runtime.strategies import watch_for_plan
 from carme_runtime.traces import phases
 
 #: Options with which torchrun's ranks meet elsewhere than on this host.
-_ELSEWHERE = ("--nnodes", "--rdzv-endpoint", "--rdzv_endpoint", "--master-addr", "--master_addr")
+_OTHER_HOSTS = ("--nnodes", "--rdzv-endpoint", "--rdzv_endpoint", "--master-addr", "--master_addr")
 
 
 def _end_without_loopback() -> None:
@@ -23,8 +23,8 @@ def _end_without_loopback() -> None:
         Path(word).name == "torchrun" or word in ("torch.distributed.run", "torch.distributed.launch")
         for word in words[:4]
     )
-    here = is_torchrun and not any(word.startswith(_ELSEWHERE) for word in words)
-    if (here or meets_here(os.environ)) and not loopback_works():
+    is_local = is_torchrun and not any(word.startswith(_OTHER_HOSTS) for word in words)
+    if (is_local or meets_here(os.environ)) and not loopback_works():
         sys.exit(f"carme: {loopback_is_down(socket.gethostname())} {TURN_LOOPBACK_ON}")
 
 

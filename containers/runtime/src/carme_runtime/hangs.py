@@ -135,12 +135,12 @@ class Watch:
             waits = thread in self._waiting
             if thread != main and not waits:
                 continue
-            how = "waits" if waits else "runs"
+            verb = "waits" if waits else "runs"
             lines = traceback.format_stack(frame)[-_DEEPEST:]
             name = "" if thread == main else ", in a further thread"
             place = activity.of_thread(thread)
             name += f" in {place}" if place else ""
-            parts.append((thread != main, f"{how}{name}:\n{''.join(lines)}".rstrip()))
+            parts.append((thread != main, f"{verb}{name}:\n{''.join(lines)}".rstrip()))
         return "\n".join(text for _, text in sorted(parts))
 
     def _report(self, operation: str) -> None:

@@ -94,17 +94,17 @@ class Recorder:
         """Begin the recording; where that fails, `write` says so."""
         start = os.environ.get(RESTARTS, "0")
         host = socket.gethostname()
-        about = {"rank": self._rank, "size": int(os.environ.get("WORLD_SIZE", "1")), "host": host}
-        about |= {"start": int(start), "pid": self._process, "boot": _boot()}
+        header = {"rank": self._rank, "size": int(os.environ.get("WORLD_SIZE", "1")), "host": host}
+        header |= {"start": int(start), "pid": self._process, "boot": _boot()}
         # Clocks of nodes count from their boots. The system keeps both of a node at one rate.
-        about["unix"] = time.time_ns() - time.perf_counter_ns()
+        header["unix"] = time.time_ns() - time.perf_counter_ns()
         file = folder / f".{self._rank}-{self._process}-{secrets.token_hex(4)}{SUFFIX}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if self._keeps:  # the limit is that of all starts and processes of this rank
                 earlier = folder.glob(f".{self._rank}-*{SUFFIX}")
                 limit = max(limit - sum(each.stat().st_size for each in earlier), 0)
-            error = self._core.recorder_start(str(file), json.dumps(about), limit)
+            error = self._core.recorder_start(str(file), json.dumps(header), limit)
             if error:
                 raise OSError(error, os.strerror(error))
         except OSError as error:

@@ -96,9 +96,9 @@ def _note_missing_plan() -> None:
         print(f"carme-run --plan: {reported}", file=sys.stderr, flush=True)
         return
     failed = error is not None
-    how = (
+    ending = (
         "failed before it called pipeline(); its error is above"
         if failed
         else ("ended without a call of pipeline()")
     )
-    print(f"carme-run --plan: The script {how}, so there is no plan.", file=sys.stderr, flush=True)
+    print(f"carme-run --plan: The script {ending}, so there is no plan.", file=sys.stderr, flush=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 def _run_shadowed_sitecustomize() -> None:
     """Python takes one module of this name; what a site has in its own still runs."""
-    here = Path(__file__).parent
-    sys.path[:] = [folder for folder in sys.path if Path(folder) != here]
+    own_folder = Path(__file__).parent
+    sys.path[:] = [folder for folder in sys.path if Path(folder) != own_folder]
     spec = importlib.machinery.PathFinder.find_spec(__name__)
     if spec is None or spec.loader is None:
         return

@@ -64,9 +64,9 @@ class Arriving:
         self.layout = Layout(tensors, size)
         self.structure = unpack(packed)
         self._bytes = held.content if held else np.empty(size, np.uint8)
-        self.here = ranks.rank == 0  # this rank has them already
+        self.is_source = ranks.rank == 0  # this rank has them already
         self._piece_of: dict[int, int] = {}
-        self._there = 0  # pieces
+        self._arrived = 0  # pieces
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._group, limit = carrier  # which must be there until all has arrived
@@ -99,7 +99,7 @@ class Arriving:
                 if pending:
                     pending.wait()
                 with self._changed:
-                    self._there += 1
+                    self._arrived += 1
                     self._changed.notify_all()
         except BaseException as error:
             # Rank 0 waits for nothing, so nobody raises it there.
@@ -110,12 +110,12 @@ class Arriving:
 
     def wait_for(self, numbers: Iterable[int]) -> None:
         """Wait until these tensors are there. Raises what went wrong on their way."""
-        if self.here:
+        if self.is_source:
             return
         due = max((self._piece_of[number] for number in numbers), default=-1) + 1
         with self._changed:
-            self._changed.wait_for(lambda: self._there >= due or self._error is not None)
-            if self._there < due and self._error is not None:
+            self._changed.wait_for(lambda: self._arrived >= due or self._error is not None)
+            if self._arrived < due and self._error is not None:
                 raise self._error
 
     def wait_all(self) -> None:
@@ -140,7 +140,7 @@ def give(name: str, target: Any, structure: Any, arriving: Arriving, all_parts: 
         _give_model(name, target, structure, arriving, all_parts)
         return
     is_optimizer = torch is not None and isinstance(target, torch.optim.Optimizer)
-    if is_optimizer and not arriving.here and _loads_as_usual(target):
+    if is_optimizer and not arriving.is_source and _loads_as_usual(target):
         _Later(target, structure, arriving)
         return
     states.give(name, target, arriving.part(structure), all_parts)
@@ -161,7 +161,7 @@ def _give_model(name: str, model: Any, structure: Any, arriving: Arriving, all_p
 
     from carme_runtime.torch.arrivals import Arrivals, note_arrivals
 
-    if arriving.here or not (places := _places(model, structure, arriving.layout)):
+    if arriving.is_source or not (places := _places(model, structure, arriving.layout)):
         states.give(name, model, arriving.part(structure), all_parts)
         note_arrivals(model, Arrivals(model, once=True))
         return

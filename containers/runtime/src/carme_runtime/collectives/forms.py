@@ -16,7 +16,7 @@ def shape(dimensions: tuple[int, ...]) -> str:
     return short(str(long)) if len(long) > 1 else ""
 
 
-def several(parts: list[str]) -> str:
+def combined(parts: list[str]) -> str:
     """The forms of several buffers as one."""
     return parts[0] if len(set(parts)) == 1 else short(" ".join(part or "-" for part in parts))
 

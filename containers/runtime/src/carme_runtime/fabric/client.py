@@ -79,7 +79,7 @@ class LocalFabric:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._node = Node(environment, "127.0.0.1")
-        own = Member(number=0, **self._node.about())
+        own = Member(number=0, **self._node.describe())
         self.members = Members.of([own], [], 1)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 

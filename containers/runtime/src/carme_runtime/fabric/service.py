@@ -68,7 +68,7 @@ async def _serve(
     call_on_exit(command.pid, ended.set_result)
     node = Node(environment, options.listen, options.key_file)
     node.announce_agent(Path(local.getsockname()))
-    members = Members.of([Member(number=0, **node.about())], [], options.nodes)
+    members = Members.of([Member(number=0, **node.describe())], [], options.nodes)
     agent = Agent(node, members, 0, folder=Path(local.getsockname()).parent)
     try:
         agent.serve_network(network, key, certificate)
@@ -125,7 +125,7 @@ async def _introduce(options: Namespace, key: bytes) -> tuple[Link, Node, int, M
     try:
         node = Node(mpi.without_container(os.environ), link.local_address(), options.key_file)
         await asyncio.wait_for(handshake.join(link, key), CONNECT_SECONDS)
-        link.send({"node": node.about()})
+        link.send({"node": node.describe()})
         number = int((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["number"])
         members = Members.from_json((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["members"])
     except handshake.WrongKey:

@@ -18,7 +18,7 @@ from carme_runtime.logs import log
 PROTOCOL = "carme-runtime-1"
 
 MAGIC = b"CARMERT1" + (b"<" if sys.byteorder == "little" else b">")
-ABOUT = struct.Struct("!II")  # rank and stream of the connecting side
+IDENTITY = struct.Struct("!II")  # rank and stream of the connecting side
 ONE_PEER_SECONDS = 5.0  # that a connection has to prove itself
 
 
@@ -41,17 +41,17 @@ class Refusals:
         if self.over or self._count > self.MOST:
             return
         if isinstance(error, WrongKey):
-            why = "it does not hold the key of this job"
+            reason = "it does not hold the key of this job"
         elif isinstance(error, TimeoutError):
-            why = "it did not prove in time that it holds the key of this job"
+            reason = "it did not prove in time that it holds the key of this job"
         elif isinstance(error, NotAPeer):
-            why = f"it {error}"
+            reason = f"it {error}"
         elif isinstance(error, OSError):
-            why = f"it is gone ({error.strerror or error})"
+            reason = f"it is gone ({error.strerror or error})"
         else:
-            why = "it does not say what ranks say"
+            reason = "it does not say what ranks say"
         more = " Further ones are not reported." if self._count == self.MOST else ""
-        log.warning("A connection from %s was refused: %s.%s", where, why, more)
+        log.warning("A connection from %s was refused: %s.%s", where, reason, more)
 
 
 def enter(
@@ -78,20 +78,20 @@ def enter(
 def greet(connection: socket.socket, key: bytes, rank: int, stream: int, deadline: float) -> None:
     """The connecting side. Raises WrongKey or PeerLost."""
     own_challenge = secrets.token_bytes(32)
-    about = ABOUT.pack(rank, stream)
+    identity = IDENTITY.pack(rank, stream)
     try:
         connection.settimeout(_left(deadline))
-        connection.sendall(MAGIC + own_challenge + about)
+        connection.sendall(MAGIC + own_challenge + identity)
         peer_challenge = receive(connection, 32, deadline)
         answer = receive(connection, 32, deadline)
         if not hmac.compare_digest(
-            answer, proof(key, PROTOCOL, "accepting", own_challenge + peer_challenge + about)
+            answer, proof(key, PROTOCOL, "accepting", own_challenge + peer_challenge + identity)
         ):
             raise WrongKey(
                 "The rank that answered does not hold the key of this job.",
                 "Give all ranks the same key file, and see that the port is this job's own.",
             )
-        connection.sendall(proof(key, PROTOCOL, "connecting", own_challenge + peer_challenge + about))
+        connection.sendall(proof(key, PROTOCOL, "connecting", own_challenge + peer_challenge + identity))
         receive(connection, 1, deadline)
     except (OSError, NotAPeer):
         raise PeerLost(
@@ -106,24 +106,24 @@ def admit(connection: socket.socket, key: bytes, deadline: float) -> tuple[int, 
     if hello != MAGIC:
         raise NotAPeer("speaks another protocol")
     peer_challenge = receive(connection, 32, deadline)
-    about = receive(connection, ABOUT.size, deadline)
+    identity = receive(connection, IDENTITY.size, deadline)
     own_challenge = secrets.token_bytes(32)
     try:
         connection.sendall(
-            own_challenge + proof(key, PROTOCOL, "accepting", peer_challenge + own_challenge + about)
+            own_challenge + proof(key, PROTOCOL, "accepting", peer_challenge + own_challenge + identity)
         )
         answer = receive(connection, 32, deadline)
     except (NotAPeer, ConnectionError):
         # So do ranks of other jobs, to whom this side has proved the wrong thing.
         raise NotAPeer("went away instead of proving that it holds the key of this job") from None
     if not hmac.compare_digest(
-        answer, proof(key, PROTOCOL, "connecting", peer_challenge + own_challenge + about)
+        answer, proof(key, PROTOCOL, "connecting", peer_challenge + own_challenge + identity)
     ):
         raise WrongKey(
             "A connecting rank does not hold the key of this job.", "Use one key file for all ranks."
         )
     connection.sendall(b"+")
-    rank, stream = ABOUT.unpack(about)
+    rank, stream = IDENTITY.unpack(identity)
     return rank, stream
 
 

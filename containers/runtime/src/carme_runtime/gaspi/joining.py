@@ -115,8 +115,8 @@ def join(
     context.connect(
         [(entries[r]["pid"], entries[r]["control"], nodes[r], streams.get(r, [])) for r in range(size)]
     )
-    here = nodes.count(nodes[rank])
-    log.info("Rank %d of %d has joined over %s, one of %d on its node.", rank, size, NATIVE, here)
+    local_size = nodes.count(nodes[rank])
+    log.info("Rank %d of %d has joined over %s, one of %d on its node.", rank, size, NATIVE, local_size)
     return context
 
 

@@ -45,12 +45,12 @@ def translated(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     if "SLURM_PROCID" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
         return {}
-    here = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    tasks_per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     nodes = environment.get("SLURM_STEP_NUM_NODES", "")
     local = environment["SLURM_STEP_NUM_TASKS"] if nodes == "1" else None
     found = _HOST.match(environment.get("SLURM_STEP_NODELIST", ""))
     first = f"{found[1]}{found[2] or ''}" if found else ""
-    job = f"{environment.get('SLURM_JOB_ID')}.{step} {here}"
+    job = f"{environment.get('SLURM_JOB_ID')}.{step} {tasks_per_node}"
     return _from_addresses(
         environment, environment["SLURM_PROCID"], environment["SLURM_STEP_NUM_TASKS"],
         environment.get("SLURM_LOCALID"), local, first, job,

@@ -188,16 +188,16 @@ class _Meeting:
         Raises:
             PeerLost: One has ended meanwhile.
         """
-        everything = [self._entries[r] for r in range(self._place.size)]
+        entries = [self._entries[r] for r in range(self._place.size)]
         for rank, connection in self._peers.items():
             try:
                 connection.settimeout(max(self._deadline - time.monotonic(), 0.001))
-                _send(connection, everything)
+                _send(connection, entries)
             except OSError:
                 raise PeerLost(
                     f"Rank {rank} ended while the ranks joined.", "See what it says, and start the run again."
                 ) from None
-        return everything
+        return entries
 
     def close(self) -> None:
         """Let nobody in any more, and let go of those who came."""

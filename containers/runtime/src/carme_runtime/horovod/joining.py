@@ -22,11 +22,11 @@ def join(device: int = -1) -> int:
     Returns:
         The rank that joined last.
     """
-    here = world()
-    if here.journal is None:
+    run = world()
+    if run.journal is None:
         return 0
     place = "cpu" if device < 0 else f"cuda:{device}"
-    follower = here.journal.follow()
+    follower = run.journal.follow()
     while (entry := follower.next()) is not None:
         kind, first, second, third = entry.numbers
         if kind == ALLREDUCE:
@@ -34,7 +34,7 @@ def join(device: int = -1) -> int:
             with stating(entry.form):
                 dist.all_reduce(zeros, TORCH_OPS[ReduceOp(third)])
         elif kind == BUCKET:
-            optimizer = here.optimizers.get(first)
+            optimizer = run.optimizers.get(first)
             if optimizer is None:
                 raise InvalidCall(
                     "Another rank steps with a DistributedOptimizer that this rank has let go of.",

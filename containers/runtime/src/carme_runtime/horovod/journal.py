@@ -41,8 +41,8 @@ class Journal:
                 'Leave its start to hvd.init(), or use init_process_group("carme").',
             )
         self._context, self._group = group.another_group()
-        self._here = _HEAD.size + _RING  # room for what is read
-        self._context.segment_alloc(_SEGMENT, self._here + _HEAD.size + _ENTRY.size)
+        self._read_offset = _HEAD.size + _RING  # room for what is read
+        self._context.segment_alloc(_SEGMENT, self._read_offset + _HEAD.size + _ENTRY.size)
         for rank in range(self._group.size):
             if rank != self._group.index:
                 self._context.segment_register(_SEGMENT, rank, -1)
@@ -80,9 +80,9 @@ class Follower:
 
     def next(self) -> Entry | None:
         """The next step, however long it takes; None when all ranks have joined and none is left."""
-        journal, here = self._journal, self._journal._here
+        journal, read_offset = self._journal, self._journal._read_offset
         while True:
-            heads = [journal.read(rank, 0, _HEAD, here) for rank in range(journal._group.size)]
+            heads = [journal.read(rank, 0, _HEAD, read_offset) for rank in range(journal._group.size)]
             for rank, (count, joined) in enumerate(heads):
                 known = joined - 1 if joined else count
                 if known > journal._count:
@@ -93,7 +93,7 @@ class Follower:
                         )
                     begin = _HEAD.size + journal._count % _ENTRIES * _ENTRY.size
                     journal._count += 1
-                    *numbers, form = journal.read(rank, begin, _ENTRY, here + _HEAD.size)
+                    *numbers, form = journal.read(rank, begin, _ENTRY, read_offset + _HEAD.size)
                     return Entry(tuple(numbers), form.rstrip(b"\0").decode())
             if all(joined for _, joined in heads):
                 return None
@@ -102,7 +102,7 @@ class Follower:
     def last(self) -> int:
         """The rank that joined last; all ranks leave together."""
         journal = self._journal
-        heads = [journal.read(rank, 0, _HEAD, journal._here)[1] for rank in range(journal._group.size)]
+        heads = [journal.read(rank, 0, _HEAD, journal._read_offset)[1] for rank in range(journal._group.size)]
         journal._group.barrier()
         _HEAD.pack_into(journal._memory, 0, journal._count, 0)
         journal._group.barrier()

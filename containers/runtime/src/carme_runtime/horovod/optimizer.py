@@ -194,12 +194,12 @@ class _Gradients(Parallel):
         self._dense, self._kind = sparse_as_dense, kind
         self.skipping = False
         self.begin_step()
-        here = world()
-        self._number, here.optimizers_created = here.optimizers_created, here.optimizers_created + 1
+        run = world()
+        self._number, run.optimizers_created = run.optimizers_created, run.optimizers_created + 1
         overlaps = type(optimizer) in _ELEMENTWISE
         options = Options(accumulate=passes, overlap_step=overlaps, broadcast_buffers=False)
         super().__init__(_Holder(optimizer), optimizer, options)
-        here.optimizers[self._number] = self
+        run.optimizers[self._number] = self
 
     def begin_step(self) -> None:
         """What comes now is for the next step."""

@@ -85,19 +85,19 @@ def members_of(process_set: ProcessSet | None) -> Members:
 
 
 def _members_of(process_set: ProcessSet) -> Members:
-    here = world()
+    run = world()
     if process_set.ranks is None:
-        return Members(None, list(range(here.size)), here.rank)
+        return Members(None, list(range(run.size)), run.rank)
     if process_set.process_set_id is None:
         raise InvalidCall(
             f"{process_set} is not known.", "Call hvd.add_process_set with it on all ranks first."
         )
-    if here.rank not in process_set.ranks:
+    if run.rank not in process_set.ranks:
         raise InvalidCall(
-            f"Rank {here.rank} is not in {process_set}.",
+            f"Rank {run.rank} is not in {process_set}.",
             "Let only its ranks call: if process_set.included().",
         )
-    return Members(process_set.group, process_set.ranks, process_set.ranks.index(here.rank))
+    return Members(process_set.group, process_set.ranks, process_set.ranks.index(run.rank))
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -106,19 +106,19 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Raises:
         InvalidCall: A set without ranks, with ranks that there are not, or that is known already.
     """
-    here = world()
+    run = world()
     members = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     ranks = members.ranks
-    if not ranks or len(set(ranks)) != len(ranks) or not 0 <= ranks[0] <= ranks[-1] < here.size:
+    if not ranks or len(set(ranks)) != len(ranks) or not 0 <= ranks[0] <= ranks[-1] < run.size:
         raise InvalidCall(
-            f"A process set cannot be {members} in a run of {here.size} ranks.",
-            f"Name ranks from 0 to {here.size - 1}, each once.",
+            f"A process set cannot be {members} in a run of {run.size} ranks.",
+            f"Name ranks from 0 to {run.size - 1}, each once.",
         )
-    if any(known.ranks == ranks for known in here.process_sets.values()):
+    if any(known.ranks == ranks for known in run.process_sets.values()):
         raise InvalidCall(f"{members} is known already.", "Use the one that add_process_set gave before.")
-    here.process_sets_created += 1
-    members.form(here.process_sets_created)
-    here.process_sets[here.process_sets_created] = members
+    run.process_sets_created += 1
+    members.form(run.process_sets_created)
+    run.process_sets[run.process_sets_created] = members
     return members
 
 

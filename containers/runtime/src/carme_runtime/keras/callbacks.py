@@ -288,7 +288,7 @@ class ReportProgress(keras.callbacks.Callback):
         progress.report(steps=1, loss=(logs or {}).get("loss"))
 
 
-def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], bool]:
+def prepare(callbacks: Any, trained: Trained, run: World) -> tuple[list[Any], bool]:
     """The callbacks that this rank runs, and whether any wants this rank's own logs."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -297,17 +297,17 @@ def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], b
     ]
     # What a single rank decides holds anyway.
     watching = [
-        here.size > 1 and any(_looks_at_batches(each.keras_callback, work) for each in wrapped)
+        run.size > 1 and any(_looks_at_batches(each.keras_callback, work) for each in wrapped)
         for work in _STOPS
     ]
-    watched = here.table([*watching]).sum(0)  # by any rank
-    running = [each for each in wrapped if each.run_on_all_ranks or here.is_master]
+    watched = run.table([*watching]).sum(0)  # by any rank
+    running = [each for each in wrapped if each.run_on_all_ranks or run.is_master]
     for each in running:
         each.localize = trained.localize
-        if not here.prints and hasattr(each.keras_callback, "verbose"):
+        if not run.prints and hasattr(each.keras_callback, "verbose"):
             each.keras_callback.verbose = 0
         if isinstance(each.keras_callback, keras.callbacks.TensorBoard) and each.run_on_all_ranks:
-            _own_folder(each.keras_callback, here.rank)
+            _own_folder(each.keras_callback, run.rank)
     stopping = [work for work, watch in zip(_STOPS, watched, strict=True) if watch]
     last = Last(trained, stopping, any(_looks_early(each.keras_callback) for each in running))
     # Unwrapped where nothing is changed: Keras looks at the classes of some.
@@ -326,7 +326,7 @@ def _looks_early(callback: Any) -> bool:
     return lambdas or (own and kind.__module__.partition(".")[0] != "keras")
 
 
-def look_at_weights(callbacks: Any, here: World) -> bool:
+def look_at_weights(callbacks: Any, run: World) -> bool:
     """Whether any of these, on any rank, may look at the model's weights at the end of an epoch.
 
     Raises:
@@ -347,7 +347,7 @@ def look_at_weights(callbacks: Any, here: World) -> bool:
     need_weights = any(
         not isinstance(each, BLIND) or getattr(each, "restore_best_weights", False) for each in flat
     )
-    return bool(here.table([need_weights]).any())
+    return bool(run.table([need_weights]).any())
 
 
 def _own_folder(tensorboard: Any, rank: int) -> None:

@@ -43,7 +43,7 @@ class Group:
         run = world()
         known = list(range(run.size))
         self.ranks = known if ranks is None else sorted(ranks)
-        self.world: World = run if self.ranks == known else run.some(self.ranks)
+        self.world: World = run if self.ranks == known else run.subset(self.ranks)
 
     @property
     def size(self) -> int:

@@ -223,8 +223,8 @@ class GraphSteps(Steps):
         values: list[Any] = []
         for v in variables:
             if id(v) in counts:
-                both = (tf.cast(each.value, "float64") for each in (v, counts[id(v)]))
-                values.append(part * tf.math.divide_no_nan(*both))
+                value_and_count = (tf.cast(each.value, "float64") for each in (v, counts[id(v)]))
+                values.append(part * tf.math.divide_no_nan(*value_and_count))
             else:
                 values.append(v)
         return values

@@ -5,7 +5,7 @@ from typing import Any
 
 from carme_runtime.keras.library import keras
 
-SAMPLES, NOTHING, WEIGHTS = range(3)
+SAMPLES, UNDIVIDED, WEIGHTS = range(3)
 
 
 class GlobalLoss:
@@ -56,7 +56,7 @@ class CountedLoss(GlobalLoss):
     def _scale(self, kind: int, weight: Any, value: Any) -> float:
         """See `GlobalLoss`."""
         part = self._part()
-        if not part or kind == NOTHING:
+        if not part or kind == UNDIVIDED:
             return 1 / part if part else 0.0
         own = float(weight)
         return own / (own if self.whole is None else self.whole) / part if own else 0.0
@@ -68,10 +68,10 @@ def ignored_class(loss: Any) -> Any:
 
 
 def denominator(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[int, Any]:
-    """By what a loss is divided: SAMPLES, NOTHING, or WEIGHTS, whose sum is given too."""
+    """By what a loss is divided: SAMPLES, UNDIVIDED, or WEIGHTS, whose sum is given too."""
     reduction = getattr(loss, "reduction", "sum_over_batch_size")
     if reduction == "sum":
-        return NOTHING, None
+        return UNDIVIDED, None
     mask = _with_classes(getattr(y_pred, "_keras_mask", None), ignored_class(loss), y_true)
     weights = sample_weight if reduction == "mean_with_sample_weight" else None
     if reduction in (None, "none") or (mask is None and weights is None):

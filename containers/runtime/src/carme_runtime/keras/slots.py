@@ -42,8 +42,8 @@ class Slots:
                 f"The optimizer {optimizer.name} was built for other variables than the model trains.",
                 "Compile the model again after layers were frozen or unfrozen.",
             )
-        both = zip(optimizer.variables, twin.variables, strict=True)
-        self.pairs = [(slot, references[id(like)]) for slot, like in both if id(like) in references]
+        pairs = zip(optimizer.variables, twin.variables, strict=True)
+        self.pairs = [(slot, references[id(like)]) for slot, like in pairs if id(like) in references]
         self._is_held = is_held
         if optimizer.use_ema:
             optimizer._update_model_variables_moving_average = lambda _: self._average()
@@ -81,8 +81,8 @@ class Slots:
 
     def _averages(self) -> Iterator[tuple[Any, Any]]:
         optimizer = self.optimizer
-        both = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
-        for variable, average in both:
+        pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+        for variable, average in pairs:
             if average is not None and self._is_held(variable):
                 yield variable, average
 

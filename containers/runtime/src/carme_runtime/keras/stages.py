@@ -140,13 +140,13 @@ class PipelineSteps(Steps):
         self._slots = None
 
     def _warn_of_changes(self) -> None:
-        changing, several = self._graph.carried.changing, self._pipe.plan().schedule.micro_batches
-        if changing and several > 1 and self._world.is_master:
+        changing, micro_batches = self._graph.carried.changing, self._pipe.plan().schedule.micro_batches
+        if changing and micro_batches > 1 and self._world.is_master:
             log.warning(
                 "Layer %s changes its variables in each of the %d micro-batches, so results differ from "
                 "those of a single process. Use micro_batches=1 to avoid that.",
                 changing[0],
-                several,
+                micro_batches,
             )
 
     def _carried(self, example: tuple[Any, ...]) -> Carried:

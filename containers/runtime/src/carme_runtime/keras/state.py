@@ -51,8 +51,8 @@ def give(model: Any, state: dict[str, Any]) -> None:
             raise _another(name, f"{len(values)} {name}", f"has {len(group)}")
         for number, (v, value) in enumerate(zip(group, values, strict=True)):
             if tuple(v.shape) != tuple(value.shape):
-                which = f"number {number} of the {name} with shape {tuple(value.shape)}"
-                raise _another(name, which, f"has it with {tuple(v.shape)}")
+                expected = f"number {number} of the {name} with shape {tuple(value.shape)}"
+                raise _another(name, expected, f"has it with {tuple(v.shape)}")
     on_torch = keras.backend.backend() == "torch"
     for name, group in groups.items():
         for v, value in zip(group, state[name], strict=True):

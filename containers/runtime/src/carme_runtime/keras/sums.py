@@ -109,8 +109,8 @@ class TorchSums:
             flags = sums[bucket[0]].new_tensor([gradients[index] is not None for index in bucket])
             flat = torch.cat([*(sums[index].detach().reshape(-1) for index in bucket), flags])
             scaled = flat * self._part if self._part else torch.zeros_like(flat)
-            there = self._world.add(scaled.cpu(), f"gradients {number}").to(flat.device)
-            *parts, found = there.split([*(sums[index].numel() for index in bucket), len(bucket)])
+            summed = self._world.add(scaled.cpu(), f"gradients {number}").to(flat.device)
+            *parts, found = summed.split([*(sums[index].numel() for index in bucket), len(bucket)])
             for index, reduced, has in zip(bucket, parts, found.tolist(), strict=True):
                 whole[index] = reduced.reshape(sums[index].shape) if has else None
         return whole

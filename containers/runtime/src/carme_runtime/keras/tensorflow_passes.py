@@ -1,5 +1,6 @@
 """Runs the passes of a Keras model's stage on the TensorFlow backend, in the order of the schedule."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -178,7 +179,7 @@ class Passes:
         results: dict[str, Any] = {}
         tape = tf.GradientTape() if trains else None
         loss, outputs = None, list[Any]()
-        with tape or _nothing():
+        with tape or contextlib.nullcontext():
             if tape:
                 tape.watch(list(leaves.values()))
             names, computed = self._run(piece, values, batch.masks[micro], batch.rows[micro], trains)
@@ -275,12 +276,6 @@ class Passes:
         return [None if part is None else self._tf.convert_to_tensor(part) for part in parts]
 
 
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 def _called(
     call: Call, values: dict[str, Any], masks: dict[str, Any], training: bool, rows: Any
 ) -> Iterator[Any]:
@@ -299,8 +294,8 @@ def sum_of_gradients(gradient: Any, addend: Any) -> Any:
     if gradient is None:
         return addend
     if isinstance(gradient, tf.IndexedSlices) and isinstance(addend, tf.IndexedSlices):
-        both = (gradient, addend)
-        values, indices = (tf.concat([getattr(g, name) for g in both], 0) for name in ("values", "indices"))
+        slices = (gradient, addend)
+        values, indices = (tf.concat([getattr(g, name) for g in slices], 0) for name in ("values", "indices"))
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
     return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(addend)
 

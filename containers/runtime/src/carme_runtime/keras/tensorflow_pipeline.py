@@ -131,14 +131,14 @@ def _with_batch_norm(plan: Plan, calls: Calls, requested: str, world: World) -> 
     """The plan with how BatchNormalization is treated, where there is any."""
     if not any(call.normalises_batches for call in calls.calls):
         return dataclasses.replace(plan, batch_norm="")
-    several = plan.schedule.micro_batches > 1
-    if not requested and several and world.is_master:
+    has_several = plan.schedule.micro_batches > 1
+    if not requested and has_several and world.is_master:
         log.warning(
             "BatchNormalization: each of the %d micro-batches has its own statistics, so results differ from "
             "those of a single process. Give batch_norm='micro' to accept that, 'exact' to change it.",
             plan.schedule.micro_batches,
         )
-    return dataclasses.replace(plan, batch_norm=requested or ("micro" if several else "exact"))
+    return dataclasses.replace(plan, batch_norm=requested or ("micro" if has_several else "exact"))
 
 
 class TensorFlowPipeline:
@@ -159,16 +159,16 @@ class TensorFlowPipeline:
         ranks = list(range(self.replica * stages, (self.replica + 1) * stages))
         world.tidy_mailboxes()
         # All ranks form all groups that they are in, in the same order.
-        self._line = world.some(ranks)
-        self._replicas = world.some(list(range(self.stage, world.size, stages)))
+        self._line = world.subset(ranks)
+        self._replicas = world.subset(list(range(self.stage, world.size, stages)))
         self._owners = self._holders()
         shared = sorted({tuple(owners) for owners in self._owners.values() if len(owners) > 1})
         self._sharing = {
-            owners: world.some([ranks[stage] for stage in owners])
+            owners: world.subset([ranks[stage] for stage in owners])
             for owners in shared
             if self.stage in owners
         }
-        self._passes = Passes(calls, plan, world.some(ranks), ranks)
+        self._passes = Passes(calls, plan, world.subset(ranks), ranks)
 
     @property
     def ends_here(self) -> bool:

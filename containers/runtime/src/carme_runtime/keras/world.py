@@ -74,7 +74,7 @@ class World:
         """Whether this rank prints: the master rank, or all where that is requested."""
         return self.is_master or wanted(KERAS_EVERYWHERE)
 
-    def some(self, ranks: list[int]) -> "World":
+    def subset(self, ranks: list[int]) -> "World":
         """The same for some of the ranks, which call this together. Raises InvalidCall."""
         if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.size)):
             raise InvalidCall(
@@ -151,9 +151,9 @@ class World:
         label = (
             f"{label} {_form(array, (2, *array.shape[1:]))}".strip()
         )  # ranks may have other numbers of rows
-        everything = np.empty(sum(counts), own.dtype)
-        self._group.allgather(everything, own, counts, label=label, timeout=self._limit)
-        parts = np.split(everything, np.cumsum(counts)[:-1])
+        gathered = np.empty(sum(counts), own.dtype)
+        self._group.allgather(gathered, own, counts, label=label, timeout=self._limit)
+        parts = np.split(gathered, np.cumsum(counts)[:-1])
         return [
             part.view(array.dtype).reshape(head, *array.shape[1:])
             for part, head in zip(parts, heads, strict=True)

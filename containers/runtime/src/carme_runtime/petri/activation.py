@@ -402,11 +402,11 @@ class Activation:
             for following in self._choices(rest, used):
                 yield [number, *following]
             return
-        there: list[Token] = list(state.free)
+        available: list[Token] = list(state.free)
         if arc.kind == "read":
-            there = [*(token for token, _ in state.reading.values()), *there]
-        there = [token for token in there if token.number not in used]
-        for chosen in combinations(there, arc.weight):
+            available = [*(token for token, _ in state.reading.values()), *available]
+        available = [token for token in available if token.number not in used]
+        for chosen in combinations(available, arc.weight):
             for following in self._choices(rest, used | {token.number for token in chosen}):
                 yield [*chosen, *following]
 

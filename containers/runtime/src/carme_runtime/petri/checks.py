@@ -190,10 +190,10 @@ class _Space:
     def fire(self, marking: Marking, rule: Transition) -> Marking | None:
         """What a transition makes of a marking, or None where it cannot start."""
         for arc in rule.flow.inputs:
-            there = marking[arc.place.index]
+            count = marking[arc.place.index]
             if arc.kind == "count":
                 continue
-            if there >= arc.weight if arc.kind == "empty" else there < arc.weight:
+            if count >= arc.weight if arc.kind == "empty" else count < arc.weight:
                 return None
         after = list(marking)
         for arc in rule.flow.inputs:
@@ -286,10 +286,10 @@ def _deadlock(space: _Space, marking: Marking) -> Finding | None:
 
 def _awaited(space: _Space, rule: Transition, marking: Marking) -> str:
     for arc in rule.flow.inputs:
-        there = marking[arc.place.index]
-        if arc.kind == "empty" and there >= arc.weight:
+        count = marking[arc.place.index]
+        if arc.kind == "empty" and count >= arc.weight:
             return f"place {arc.place.name} to be empty"
-        if arc.kind in ("take", "read") and there < arc.weight:
+        if arc.kind in ("take", "read") and count < arc.weight:
             return f"a token in place {arc.place.name}"
     full = (arc.place.name for arc in rule.flow.outputs if arc.place.capacity is not None)
     return f"room in place {next(full, 'none')}"

@@ -231,12 +231,12 @@ class Definition:
         Raises:
             PetriError: The part has no such place, or one of another type, or a name is taken.
         """
-        there = ", ".join(f"{each.name} of {each.type.__name__}" for each in part.places.values())
+        existing = ", ".join(f"{each.name} of {each.type.__name__}" for each in part.places.values())
         for own, place in places.items():
             if own not in part.places or part.places[own].type is not place.type:
                 raise PetriError(
                     f"Net {part.name} has no place {own} of {place.type.__name__} to be place {place.name}.",
-                    f"There are {there}.",
+                    f"There are {existing}.",
                 )
         found = dict(places)
         for own, place in part.places.items():

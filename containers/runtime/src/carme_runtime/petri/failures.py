@@ -31,24 +31,24 @@ def overdue(task: Task) -> str:
     return f"Transition {transition.name} took longer than its limit of {transition.limit:g} s{with_tokens}."
 
 
-def gave_up(task: Task, how: str, folder: Path) -> PetriError:
+def gave_up(task: Task, ending: str, folder: Path) -> PetriError:
     """What to say of a task that ends its worker each time.
 
     Args:
         task: Which.
-        how: The worker ended at last, such as "signal 9".
+        ending: Of the worker at last, such as "signal 9".
         folder: Of the run.
     """
     return PetriError(
         f"Transition {task.rule.transition.name} ended its worker {KILLED_RETRIES + 1} times or more, "
-        f"at last by {how}.",
+        f"at last by {ending}.",
         f"It may need more memory than there is. Its tokens are where they were: resume the run in {folder}.",
     )
 
 
-def coordinator_failed(why: str) -> PetriError:
+def coordinator_failed(reason: str) -> PetriError:
     """What to say when the thread that runs the net cannot go on."""
-    return PetriError(f"The coordinator failed: {why}.", "Resume the run.")
+    return PetriError(f"The coordinator failed: {reason}.", "Resume the run.")
 
 
 def loaded(place: Place, tokens: Sequence[Token]) -> list[Any]:

@@ -153,9 +153,9 @@ class _ForkServer:
             self._selector.close()
             os.dup2(self._out_write, 1)
             os.dup2(self._out_write, 2)
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nothing, 0)
-            for descriptor in (*self._inner, self._out_write, nothing):
+            null_device = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null_device, 0)
+            for descriptor in (*self._inner, self._out_write, null_device):
                 os.close(descriptor)
             sys.stdin = open(0, closefd=False)  # noqa: SIM115
             sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115

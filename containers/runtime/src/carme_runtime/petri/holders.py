@@ -96,7 +96,7 @@ class Holders:
         else:
             reply(None)
 
-    def report(self, node: str, address: Address, there: dict[str, Description]) -> list[str]:
+    def report(self, node: str, address: Address, descriptions: dict[str, Description]) -> list[str]:
         """A node serves its ranges: the names of those that it is to keep."""
         self.addresses[node] = address
         self.awaited.discard(node)
@@ -105,8 +105,8 @@ class Holders:
             copies.pop(node, None)
             self._fetching.pop((name, node), None)
             if node in self.homes.get(name, ()):
-                if name in there:
-                    copies[node] = there[name].copy
+                if name in descriptions:
+                    copies[node] = descriptions[name].copy
                 else:
                     self.homes[name].remove(node)
         self._answer_waiting()
@@ -128,9 +128,9 @@ class Holders:
                 if homes and name in self.known:
                     self._note(name)
         self._fetching = {key: number for key, number in self._fetching.items() if key[1] != node}
-        self._pushed = {key: there for key, there in self._pushed.items() if key[1] != node}
-        for there in self._pushed.values():
-            there.pop(node, None)
+        self._pushed = {key: pushed for key, pushed in self._pushed.items() if key[1] != node}
+        for pushed in self._pushed.values():
+            pushed.pop(node, None)
         for number, pull in list(self._pulls.items()):
             if node == pull.target:
                 del self._pulls[number]
@@ -146,8 +146,8 @@ class Holders:
             if each.name in self.known:
                 return f"taken {each.name}"
         for name, copy in written.items():
-            there = self.copies.get(name, {}).get(node), self._fetching.get((name, node))
-            if copy != ON_DISK and name in self.known and copy not in there:
+            expected_copies = self.copies.get(name, {}).get(node), self._fetching.get((name, node))
+            if copy != ON_DISK and name in self.known and copy not in expected_copies:
                 return f"changed {name}"
         return ""
 
@@ -184,9 +184,9 @@ class Holders:
 
     def _stop_fetching(self, name: str) -> None:
         """Copies that are under way are old when they have come."""
-        for there in (self._fetching, self._sources):
-            for key in [key for key in there if key[0] == name]:
-                del there[key]
+        for table in (self._fetching, self._sources):
+            for key in [key for key in table if key[0] == name]:
+                del table[key]
 
     def take_pulled(self, node: str, name: str, copy: int, well: bool) -> None:
         """A node has copied a range, as requested."""

@@ -81,7 +81,7 @@ class Journal:
         )
         self._file = folder / "journal"
         self._lock = -1
-        self._here = str(folder.resolve())
+        self._path = str(folder.resolve())
         self._take_lock()
         try:
             self.resumed = self._file.exists()
@@ -196,7 +196,7 @@ class Journal:
             f"The run in {self.folder} has a coordinator already.",
             "Attach to that one, or end its program before you resume the run here.",
         )
-        if self._here in _open_here:
+        if self._path in _open_here:
             raise refusal
         try:
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -210,10 +210,10 @@ class Journal:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise refusal from None
             raise unusable_journal(self.folder, error) from error
-        _open_here.add(self._here)
+        _open_here.add(self._path)
 
     def _free_lock(self) -> None:
-        _open_here.discard(self._here)
+        _open_here.discard(self._path)
         os.close(self._lock)
 
 

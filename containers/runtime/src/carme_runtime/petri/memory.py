@@ -364,8 +364,8 @@ class Memory:
         return name not in self._deleted and self._exists(name)
 
     def __iter__(self) -> Iterator[str]:
-        there = self._store.descriptions().keys() | set(self._ask("names"))
-        return iter(sorted(there - set(self._deleted)))
+        names = self._store.descriptions().keys() | set(self._ask("names"))
+        return iter(sorted(names - set(self._deleted)))
 
     def delete(self, which: str | Range) -> None:
         """Delete a range: in a task, when the task has ended well.
@@ -380,15 +380,15 @@ class Memory:
         if isinstance(which, Range) and all(each is not which for each in own):
             own.append(which)
         held = [each for each in own if each._file >= 0]
-        if name in self._deleted or not ((held and not self._store.several) or self._exists(name)):
+        if name in self._deleted or not ((held and not self._store.has_peers) or self._exists(name)):
             self.locate(name)  # which says why not
         self._begin()
         for each in held:
             each._release()
         # Nobody else takes it meanwhile, or finds it mapped by this look alone.
         with self._store.locked():
-            there = self._store.find(name)  # now, as another task may have moved it to the disk just before
-            refused = there is not None and is_mapped(there[0])
+            location = self._store.find(name)  # now: another task may just have moved it to the disk
+            refused = location is not None and is_mapped(location[0])
         if refused:
             self.opened = [each for each in self.opened if all(each is not mapping for mapping in held)]
             for each in held:
@@ -412,13 +412,13 @@ class Memory:
         if name in self._deleted:
             raise PetriError(f"Range {name} was deleted by this task.", "Delete it after its last use.")
         found = self._store.find(name)
-        if found is None and self._store.several:
+        if found is None and self._store.has_peers:
             trouble = self._ask("fetch", name)
             if trouble:
                 raise PetriError(*trouble)
             found = self._store.find(name)
         if found is None:
-            if node not in ("", self._store.node) and not self._store.several:
+            if node not in ("", self._store.node) and not self._store.has_peers:
                 raise PetriError(
                     f"Range {name} is in the memory of {node}, and this is {self._store.node}.",
                     'Resume the run there, or in a job that has that node, with workers="job".',
@@ -456,11 +456,11 @@ class Memory:
         self.used = True
         while True:
             with self._store.locked():
-                there = None if wanted.name in self._deleted else self._store.find(wanted.name)
-                if there:
-                    file = os.open(there[0], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                location = None if wanted.name in self._deleted else self._store.find(wanted.name)
+                if location:
+                    file = os.open(location[0], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                     fcntl.flock(file, fcntl.LOCK_SH)
-                    path, found = there
+                    path, found = location
                     if path.parent not in (self._store.shared, *self._store.spills):
                         found = replace(found, copy=ON_DISK)
                     return found, file
@@ -469,7 +469,7 @@ class Memory:
 
     def note_writing(self, opened: Range) -> None:
         """A task may write to a range: then other nodes' copies of it are old when it has ended well."""
-        if self._store.several and self._commit is None:
+        if self._store.has_peers and self._commit is None:
             self._written.setdefault(opened.name, opened.copy)
 
     def remember(self, opened: Range) -> None:
@@ -526,7 +526,7 @@ class Memory:
 
     def _ask(self, kind: str, name: str = "") -> Any:
         """Ask what only the run as a whole knows; nothing where this node is all of it."""
-        return ask(self._store, kind, name) if self._store.several else ()
+        return ask(self._store, kind, name) if self._store.has_peers else ()
 
     def reuse(self, file: int) -> "mmap.mmap | None":
         """The mapping of a file that the task before had."""

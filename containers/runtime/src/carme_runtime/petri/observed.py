@@ -102,8 +102,8 @@ class Observed:
     def workers(self) -> list[int]:
         """The processes of the workers on this node."""
         with self._lock:
-            there = self._pool.connections.values()
-            return [each.process for each in there if each.process and each.node is None]
+            connections = self._pool.connections.values()
+            return [each.process for each in connections if each.process and each.node is None]
 
     def _line(self) -> str:
         running = len(self._activation.running)

@@ -58,15 +58,15 @@ class Placing:
                 free[name] += sign * count
 
     def nearest(
-        self, task: Task, here: Connection, accepting: list[Connection], ranges: Ranges
+        self, task: Task, current: Connection, accepting: list[Connection], ranges: Ranges
     ) -> Connection:
         """Of the workers that accept a task the one whose node has most bytes of its ranges."""
         names = ranges_of(task)
         if not names:
-            return here
-        there = ranges.holders.bytes_at(names)
-        bytes_at = {number: there.get(host, 0) for number, host in self.hosts.items()}
-        best = here
+            return current
+        bytes_of_hosts = ranges.holders.bytes_at(names)
+        bytes_at = {number: bytes_of_hosts.get(host, 0) for number, host in self.hosts.items()}
+        best = current
         for each in accepting:
             is_nearer = bytes_at.get(each.node, 0) > bytes_at.get(best.node, 0)
             if is_nearer and each.accepts() and self._has_room(each.node, task.rule.transition.needs):
@@ -87,10 +87,10 @@ def ranges_of(task: Task) -> list[str]:
 _MARK = memory.__name__.encode()
 
 
-class _Anything:
+class _Placeholder:
     """Stands for what a token is made of: nothing of it is run here."""
 
-    def __new__(cls, *_: Any, **__: Any) -> "_Anything":
+    def __new__(cls, *_: Any, **__: Any) -> "_Placeholder":
         return super().__new__(cls)
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -102,7 +102,7 @@ class _Anything:
     def __setitem__(self, key: object, value: object) -> None:
         pass
 
-    def __call__(self, *_: Any, **__: Any) -> "_Anything":
+    def __call__(self, *_: Any, **__: Any) -> "_Placeholder":
         return self
 
     def append(self, item: object) -> None:
@@ -127,15 +127,15 @@ class _Names(pickle.Unpickler):
         if module == memory.__name__ and name.lstrip("_") == memory.restore.__name__:
             return self._note
         is_description = module in _DESCRIBED_BY and name == Description.__qualname__
-        return Description if is_description else _Anything
+        return Description if is_description else _Placeholder
 
     def persistent_load(self, pid: Any) -> Any:
         """None of ours has such."""
-        return _Anything()
+        return _Placeholder()
 
-    def _note(self, identity: str, folder: str, description: Description) -> _Anything:
+    def _note(self, identity: str, folder: str, description: Description) -> _Placeholder:
         self.found.append(description.name)
-        return _Anything()
+        return _Placeholder()
 
 
 def _names_in(data: bytes) -> list[str]:

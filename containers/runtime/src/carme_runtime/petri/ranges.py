@@ -57,7 +57,7 @@ class Ranges:
         PetriError: They are on another node.
     """
 
-    def __init__(self, journal: Journal, limit: int | None, several: bool = False) -> None:
+    def __init__(self, journal: Journal, limit: int | None, has_peers: bool = False) -> None:
         state = journal.state
         self.known: dict[str, Description] = dict(state.ranges)
         self.store = Store(
@@ -66,7 +66,7 @@ class Ranges:
             limit,
             [Path(each) for each in state.memory["spills"]],
         )
-        self.store.several = several
+        self.store.has_peers = has_peers
         #: Whether nobody is to resume the run, so that nothing is to last.
         self.discarded = False
         #: What the programs on other nodes get; the limit is for each node.
@@ -97,16 +97,16 @@ class Ranges:
             return
         self.store.begin()
         forks.open_descriptors.add(self.store.alive)
-        there = self.store.descriptions()
+        descriptions = self.store.descriptions()
         own_node, homes = self.store.node, self.holders.homes
         for name in sorted(self.known):
             # What has moved to the disk is there for all.
-            if name in there and (own_node in homes[name] or self._is_on_disk(name)):
+            if name in descriptions and (own_node in homes[name] or self._is_on_disk(name)):
                 homes[name] = [own_node, *(each for each in homes[name] if each != own_node)]
-                self.holders.copies[name] = {own_node: there[name].copy}
+                self.holders.copies[name] = {own_node: descriptions[name].copy}
                 continue
             homes[name] = [each for each in homes[name] if each != own_node]
-            if homes[name] and not self.store.several and not self._take_copy(name):
+            if homes[name] and not self.store.has_peers and not self._take_copy(name):
                 self._let_go()
                 raise PetriError(
                     f"Range {name} of this run is in the memory of {homes[name][0]}.",
@@ -155,7 +155,7 @@ class Ranges:
 
     def refusal(self, node: str, changes: Changes) -> str:
         """Why what a task on a node has changed cannot count, see `Holders.is_refused`."""
-        return self.holders.is_refused(node, changes[0], changes[2]) if self.store.several else ""
+        return self.holders.is_refused(node, changes[0], changes[2]) if self.store.has_peers else ""
 
     def take(self, node: str, changes: Changes, entries: list[Any]) -> None:
         """A task has ended well, or the program wants it: journal what has changed."""
@@ -166,15 +166,15 @@ class Ranges:
         for name in deleted:
             gone = self.known.pop(name, None)
             self._old_copies += [name] if gone and gone.copies > 1 else []
-        there = {name: copy for name, copy in written.items() if name in self.known}
-        before = {name: self.holders.homes.get(name) for name in there}
+        copies = {name: copy for name, copy in written.items() if name in self.known}
+        before = {name: self.holders.homes.get(name) for name in copies}
         before |= {each.name: [each.node] for each in allocated}
-        self._removals += self.holders.change(node, [each.name for each in allocated], there)
+        self._removals += self.holders.change(node, [each.name for each in allocated], copies)
         self._removals += self.holders.forget(deleted)
         for name, nodes in before.items():
             if self.holders.homes[name] != nodes:
                 entries.append((HOMES, name, self.holders.homes[name]))
-            is_safe = len(self.holders.homes[name]) > 1 or there.get(name) == ON_DISK
+            is_safe = len(self.holders.homes[name]) > 1 or copies.get(name) == ON_DISK
             self._old_copies += [name] if is_safe and self.known[name].copies > 1 else []
 
     def settle(self) -> None:

@@ -134,15 +134,15 @@ class _Ranges:
         self._numbers = itertools.count()
         self._questions: dict[int, Callable[[Any], None]] = {}
         self._server: RangeServer | None = None
-        self.store.several = settings["several"]
-        if self.store.several:
+        self.store.has_peers = settings["has_peers"]
+        if self.store.has_peers:
             sweep(self.store.identity, lasting)
             self.store.begin()
             forks.open_descriptors.add(self.store.alive)
 
     def serve(self) -> None:
         """Begin, where the net uses ranges."""
-        if self.store.several:
+        if self.store.has_peers:
             address, secret = self._settings["address"], self._settings["secret"]
             self._server = RangeServer(self.store, address, secret, self._ask)
             self._report("held", self._server.where, self.store.descriptions())
@@ -168,13 +168,13 @@ class _Ranges:
             self._report("finished", [])
             return
         self._server.close()
-        there, trouble = self.store.descriptions(), []
+        descriptions, trouble = self.store.descriptions(), []
         self.store.clean(set(names))
         for name in names:
             try:
                 self.store.move_to_disk(name)
             except OSError as error:
-                size = show_size(there[name].size)
+                size = show_size(descriptions[name].size)
                 trouble.append(
                     f"Range {name} of {size} stays in the memory of {self.store.node} until the run is "
                     f"resumed: {error.strerror}."

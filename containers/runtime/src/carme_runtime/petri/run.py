@@ -114,7 +114,7 @@ class Run(Observed):
         self._pictures = []
         try:
             uses = any(rule.uses_ranges for rule in Activation(net, {}).rules)
-            self._ranges = Ranges(self._journal, limit, several=self._job and uses)
+            self._ranges = Ranges(self._journal, limit, has_peers=self._job and uses)
         except BaseException:
             self._journal.close()
             raise
@@ -147,17 +147,17 @@ class Run(Observed):
             if self._slurm:
                 self._worked = self._slurm.forwarded(self.net, self.folder)
                 self.notices += self._slurm.cancel_left(self.folder)
-            several = self._ranges.store.several
-            if several or any(transition.wants_memory for transition in self.net.transitions.values()):
+            has_peers = self._ranges.store.has_peers
+            if has_peers or any(transition.wants_memory for transition in self.net.transitions.values()):
                 self._ranges.begin()
             lost = self._ranges.lost
             self._restore(self._journal.state)
             self._journal.state = State()
             closed = self._journal.descriptors()
-            own = {"several": several, "workers": self._per_node}
+            own = {"has_peers": has_peers, "workers": self._per_node}
             settings = self._ranges.settings | own if self._job else None
             self._pool = Pool(self._worked, self.folder, self._count, closed, self._ranges.store, settings)
-            if several:
+            if has_peers:
                 hosts = [member.host for member in self._pool.members.values()]
                 lost = lost + self._ranges.share(hosts, self._pool.host, self._pool.notify, self._lock)
                 self._ranges.of_program(self._commit_changes)  # which finds the ranges of tokens
@@ -267,7 +267,7 @@ class Run(Observed):
             if self._slurm:  # when nobody waits for them any more
                 last.callback(lambda slurm: self.notices.extend(slurm.cancel_left(self.folder)), self._slurm)
             last.callback(self._pool.close)
-            if ended and self._ranges.store.several:
+            if ended and self._ranges.store.has_peers:
                 self.notices += self._ranges.finish_elsewhere(lambda: self._pool.wait(1.0)[1])
 
     def discard(self) -> None:
@@ -507,7 +507,7 @@ class Run(Observed):
 
     def _take_death(self, connection: Connection, number: int, status: int) -> None:
         """A worker has ended: its tasks run again. Only the one that it was at may be why."""
-        how = f"signal {status & 127}" if status & 127 else f"code {status >> 8}"
+        ending = f"signal {status & 127}" if status & 127 else f"code {status >> 8}"
         begun = number in connection.assigned
         for assigned_number, (task, _) in list(connection.assigned.items()):
             self._ranges.give_back(assigned_number)
@@ -524,10 +524,10 @@ class Run(Observed):
                 continue
             transition = task.rule.transition
             self.notices.append(
-                f"The worker of transition {transition.name} was ended by {how}; the task runs again."
+                f"The worker of transition {transition.name} was ended by {ending}; the task runs again."
             )
             if count_failure(task) > max(transition.retries, KILLED_RETRIES):
-                self._fail(gave_up(task, how, self.folder))
+                self._fail(gave_up(task, ending, self.folder))
 
     def _take_overdue(self, task: Task, itself: bool) -> None:
         """A worker was ended at a task: `itself` took longer than its limit, or the one ahead of it."""

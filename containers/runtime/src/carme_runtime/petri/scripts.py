@@ -76,13 +76,13 @@ def _nets_of(kind: type[Kind]) -> set[Kind]:
     return {net for net in nets if isinstance(net, kind)}
 
 
-def _read_or_refuse(module: str, file: str, which: str) -> None:
+def _read_or_refuse(module: str, file: str, suffix: str) -> None:
     try:
         _read(module, file)
     except Exception as error:
         raise PetriError(
-            f"{file}{which} fails: {type(error).__name__}: {error}.",
-            "Mend it, or use Net.resume(folder, net=net)." if which else "Mend it.",
+            f"{file}{suffix} fails: {type(error).__name__}: {error}.",
+            "Mend it, or use Net.resume(folder, net=net)." if suffix else "Mend it.",
         ) from error
 
 

@@ -89,7 +89,7 @@ class Store:
         own = folder / f"{DISK}{end}"
         self.spills = [*(each / f"carme-net-{identity}{end}" for each in spills), own]
         #: Whether other nodes have ranges of the run, too.
-        self.several = False
+        self.has_peers = False
         self.limit = usual_limit() if limit is None else limit
         #: What says to others that processes of this run are there.
         self.alive = -1
@@ -296,15 +296,15 @@ class Store:
 
     def clean(self, names: set[str], task: int | None = None) -> None:
         """Remove all ranges but those of these names; with a number those that this task has made alone."""
-        there = self.descriptions()
-        for description in there.values():
+        descriptions = self.descriptions()
+        for description in descriptions.values():
             if description.name not in names and task in (None, description.task):
                 self.remove(description.name)
         if task is None:
             for folder in self._own_folders():
                 with contextlib.suppress(OSError):  # not there
                     for path in folder.iterdir():
-                        if self._is_left(path, there):
+                        if self._is_left(path, descriptions):
                             path.unlink()
 
     def move_to_disk(self, name: str) -> None:
@@ -343,14 +343,14 @@ class Store:
         last = () if self.disk in self.spills else (self.disk,)
         return (each for each in (self.shared, *self.spills, *last) if _is_own(each))
 
-    def _is_left(self, path: Path, there: dict[str, Description]) -> bool:
+    def _is_left(self, path: Path, descriptions: dict[str, Description]) -> bool:
         """Whether a process that was killed has left a file, which belongs to no range."""
         name = path.name.removeprefix(MARK)
         if name.startswith(NEW):
             return True
         if name == path.name and path.parent == self.disk:
             return False
-        return name not in there and not name.startswith(".")
+        return name not in descriptions and not name.startswith(".")
 
     def _room_for(self, description: Description) -> tuple[Path, bool]:
         """The folder for a new range, and whether it is on disk."""
@@ -370,8 +370,8 @@ class Store:
 
     def _spill(self, shortage: int) -> None:
         """Move ranges that no task has mapped to the disk, the oldest first."""
-        there = [each for each in descriptions_in(self.shared) if each.size <= self.limit]
-        by_age = sorted(there, key=lambda each: (self.shared / f"{MARK}{each.name}").stat().st_mtime_ns)
+        movable = [each for each in descriptions_in(self.shared) if each.size <= self.limit]
+        by_age = sorted(movable, key=lambda each: (self.shared / f"{MARK}{each.name}").stat().st_mtime_ns)
         if sum(each.size for each in by_age) < shortage:
             return
         for each in by_age:

@@ -242,7 +242,7 @@ class _Plan:
                 return DONE, [self._token(*self._named(each)) for each in result]
             if self.alone is not None:
                 return DONE, [self._token(self.alone, result)]
-            return DONE, [self._token(place, value) for place, value in self._several(result)]
+            return DONE, [self._token(place, value) for place, value in self._outputs_of(result)]
         except OutputError as error:
             return WRONG, (str(error), "")
         except BaseException as error:
@@ -266,7 +266,7 @@ class _Plan:
                 f"{_message_of(error)}."
             ) from None
 
-    def _several(self, result: Any) -> list[tuple[Place, Any]]:
+    def _outputs_of(self, result: Any) -> list[tuple[Place, Any]]:
         """What a function returned, by places: an entry for each output, a list for a weight above 1."""
         if not self.outputs:
             return []

@@ -54,12 +54,12 @@ def bound(cores: Iterable[int]) -> Iterator[None]:
         _call(0, before.value, before_mask, _NODES + 1)
 
 
-def _call(which: int, *arguments: object) -> None:
+def _call(index: int, *arguments: object) -> None:
     if platform.machine() not in _CALLS:
         raise OSError(0, f"not known how on {platform.machine()}")
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     # A call of unknown arguments would take whole numbers for C's int.
     wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    if call(ctypes.c_long(_CALLS[platform.machine()][which]), *wide) != 0:
+    if call(ctypes.c_long(_CALLS[platform.machine()][index]), *wide) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

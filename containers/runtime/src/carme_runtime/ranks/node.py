@@ -100,7 +100,7 @@ class Node:
         self.host = environment.get("SLURMD_NODENAME") or socket.gethostname()
         self.address = address
 
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What others need to know of this node to place ranks on it."""
         return {
             "host": self.host,
@@ -215,19 +215,19 @@ def count_devices(environment: Mapping[str, str]) -> int:
     return len([name for name in names if name not in ("", "-1", "NoDevFiles")])
 
 
-def _devices(environment: Mapping[str, str], some: list[int] | None) -> dict[str, str]:
+def _devices(environment: Mapping[str, str], selected: list[int] | None) -> dict[str, str]:
     """The variable that shows a rank some of the node's GPUs."""
-    if some is None:
+    if selected is None:
         return {}
     names = environment.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names[some[0] : some[1]])}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[selected[0] : selected[1]])}
 
 
 @contextlib.contextmanager
-def _pin_thread(some: list[int] | None, memory: bool) -> Iterator[None]:
+def _pin_thread(selected: list[int] | None, memory: bool) -> Iterator[None]:
     """This thread, and so what it starts, runs on some of the node's cores; with `memory` near them."""
     cores = os.sched_getaffinity(0)
-    own = cores if some is None else set(in_order(cores)[some[0] : some[1]])
+    own = cores if selected is None else set(in_order(cores)[selected[0] : selected[1]])
     with contextlib.ExitStack() as stack:
         if own != cores:
             stack.callback(os.sched_setaffinity, 0, cores)

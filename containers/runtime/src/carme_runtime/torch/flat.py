@@ -73,7 +73,7 @@ def form_of(tensor: torch.Tensor, sent: torch.dtype = torch.uint8) -> str:
 
 def form_of_all(tensors: Sequence[torch.Tensor]) -> str:
     """The same for tensors that travel together."""
-    return forms.several([form_of(tensor) for tensor in tensors])
+    return forms.combined([form_of(tensor) for tensor in tensors])
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -130,8 +130,8 @@ class Archive:
         rank, start = recording.rank, recording.start
         name = f"rank {rank}" + (f", start {start + 1}" if start else "")
         if any((known.rank, known.start) == (rank, start) for known in self._processes):
-            name += f", process {recording.about['pid']}"
-        host = str(recording.about["host"])
+            name += f", process {recording.header['pid']}"
+        host = str(recording.header["host"])
         process = _Process(len(self._processes), rank, start, host, name, recording.groups)
         self._processes.append(process)
         return process
@@ -175,9 +175,9 @@ class Archive:
     def _add_missing(self) -> None:
         """Ranks that left nothing have a place without events: they are members of communicators."""
         for start in sorted({process.start for process in self._processes} or {0}):
-            there = {process.rank for process in self._processes if process.start == start}
+            present = {process.rank for process in self._processes if process.start == start}
             named = {rank for (of, _), ranks in self._members.items() if of == start for rank in ranks}
-            for rank in sorted((named | (set(range(self._ranks)) if not start else set())) - there):
+            for rank in sorted((named | (set(range(self._ranks)) if not start else set())) - present):
                 process = _Process(len(self._processes), rank, start, "?", f"rank {rank} (left no trace)")
                 self._processes.append(process)
                 number = process.number << 32
@@ -209,18 +209,19 @@ class Archive:
             yield "Location", (location.number, name, _CPU_THREAD, location.events, location.process)
 
     def _regions_defined(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        for number, (name, about) in enumerate(_ATTRIBUTES.items()):
-            yield "Attribute", (number, self._text(name), self._text(about), _UINT64)
+        for number, (name, description) in enumerate(_ATTRIBUTES.items()):
+            yield "Attribute", (number, self._text(name), self._text(description), _UINT64)
         for (kind, name), number in self._regions.items():
             shown = f"wait: {name}" if kind == Kind.WAITING else name
             role, text = _ROLES.get(Kind(kind), _RMA if kind >= Kind.PUT else _CODE), self._text(shown)
             paradigm = _GASPI if kind >= Kind.PUT else _MPI if kind >= Kind.COLLECTIVE else _USER
-            about = self._text(CATEGORIES[Kind(kind)])
-            yield "Region", (number, text, text, about, role, paradigm, 0, 0, 0, 0)
+            description = self._text(CATEGORIES[Kind(kind)])
+            yield "Region", (number, text, text, description, role, paradigm, 0, 0, 0, 0)
         # Sums of each location since its begin: OTHER, ACCUMULATED_START, UINT64, decimal.
         for number, (name, unit) in enumerate((("bytes", "B"), ("waiting", "ns"))):
-            about = self._text("that this thread has sent or moved" if number == 0 else "of this thread")
-            member = (number, self._text(name), about, 0, 0, _UINT64, 1, 0, self._text(unit))
+            scope = "that this thread has sent or moved" if number == 0 else "of this thread"
+            description = self._text(scope)
+            member = (number, self._text(name), description, 0, 0, _UINT64, 1, 0, self._text(unit))
             yield "MetricMember", member
         yield "MetricClass", (0, 2, ctypes.addressof(_members(0, 1, kind=ctypes.c_uint32)), 1, 2)
 
@@ -235,7 +236,7 @@ class Archive:
         for (start, key), number in self._communicators.items():
             ranks = self._members[start, key]
             members = [place[self._of(rank, start, key)] for rank in ranks]
-            name = "all ranks" if len(ranks) == self._ranks else f"ranks {_some(ranks)}"
+            name = "all ranks" if len(ranks) == self._ranks else f"ranks {_ranks_text(ranks)}"
             yield self._group(next_number, "", _COMM_GROUP, members)
             yield "Comm", (number, self._text(name), next_number, _UNDEFINED, 0)
             next_number += 1
@@ -281,7 +282,7 @@ def _clocks(recording: Recording, events: Any) -> list[tuple[int, int, int]]:
     return [*before, *clocks, (after, last, took_last)]
 
 
-def _some(ranks: tuple[int, ...]) -> str:
+def _ranks_text(ranks: tuple[int, ...]) -> str:
     return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]} ({len(ranks)})"
 
 

@@ -64,7 +64,7 @@ def shortages(folder: Path, ranks: int) -> list[str]:
 def _is_elsewhere(recording: Recording, heads: list[Recording]) -> bool:
     """Whether the first rank of its start is on another node."""
     first = [each for each in heads if (each.rank, each.start) == (0, recording.start)]
-    return bool(first) and recording.about["boot"] not in {each.about["boot"] for each in first}
+    return bool(first) and recording.header["boot"] not in {each.header["boot"] for each in first}
 
 
 def main() -> int:

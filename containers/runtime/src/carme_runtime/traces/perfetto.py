@@ -34,8 +34,8 @@ def events(recording: Recording, begin: int, most: int) -> Iterator[dict[str, An
         shown["args"] = {"bytes": event.size}
         first, last = ((at - begin) // 1000 for at in (event.begin, event.end))
         if kind in _BESIDE:
-            both = shown | {"id": number}
-            yield both | {"ph": "b", "ts": first}
-            yield both | {"ph": "e", "ts": last}
+            numbered = shown | {"id": number}
+            yield numbered | {"ph": "b", "ts": first}
+            yield numbered | {"ph": "e", "ts": last}
         else:
             yield shown | {"ph": "X", "ts": first, "dur": last - first}

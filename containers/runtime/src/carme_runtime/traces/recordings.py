@@ -23,7 +23,7 @@ _MAGIC = b"CARMEEV1"
 _HEAD = struct.Struct("<IIQ")
 _RECORD = struct.Struct("<qqQQIIiHH")
 RECORD_BYTES = _RECORD.size
-_ABOUT, _EVENTS, _STRING, _GROUP, _THREAD, _CLOCK, _END = range(7)
+_HEADER, _EVENTS, _STRING, _GROUP, _THREAD, _CLOCK, _END = range(7)
 _KIND = 22  # the kind's place in a record, in numbers of 2 bytes
 _WORKERS = 1 << 20  # threads from here on are workers of Petri nets
 _FIRST_NAME = 15  # the names before it are the core's
@@ -73,7 +73,7 @@ class Recording:
     """
 
     path: Path
-    about: dict[str, Any]
+    header: dict[str, Any]
     names: dict[int, str] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     groups: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
@@ -87,12 +87,12 @@ class Recording:
     @property
     def rank(self) -> int:
         """Of the process."""
-        return int(self.about["rank"])
+        return int(self.header["rank"])
 
     @property
     def start(self) -> int:
         """How often the run's ranks had been started before."""
-        return int(self.about["start"])
+        return int(self.header["start"])
 
     def events(self) -> Iterator[Event]:
         """All events, of one thread after the other, in the order of their ends."""
@@ -168,7 +168,7 @@ def read_all(folder: Path) -> Iterator[Recording]:
     """
     heads = sorted(
         (_head(path) for path in folder.glob(f"*{SUFFIX}")),
-        key=lambda each: (each.start, each.rank, each.about["pid"]),
+        key=lambda each: (each.start, each.rank, each.header["pid"]),
     )
     for head in heads:
         recording = read(head.path)
@@ -182,7 +182,7 @@ def _shift(recording: Recording, heads: list[Recording]) -> int:
     of = recording
     if recording.clocks:  # they lead to rank 0 of its start
         of = next((each for each in heads if (each.start, each.rank) == (recording.start, 0)), recording)
-    own, first = of.about, heads[0].about
+    own, first = of.header, heads[0].header
     if own["boot"] == first["boot"] or None in (own["unix"], first["unix"]):
         return 0
     return own["unix"] - first["unix"]
@@ -190,8 +190,8 @@ def _shift(recording: Recording, heads: list[Recording]) -> int:
 
 def _head(path: Path) -> Recording:
     """What a recording says of its process, and no events."""
-    about = {"rank": 0, "size": 1, "start": 0, "host": "?", "pid": 0, "boot": "", "unix": None}
-    recording = Recording(path, about)
+    header = {"rank": 0, "size": 1, "start": 0, "host": "?", "pid": 0, "boot": "", "unix": None}
+    recording = Recording(path, header)
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise TraceError(f"{path} is not a recording of carme_runtime.", "Name the folder of a run.")
@@ -233,8 +233,8 @@ def _take(recording: Recording, kind: int, number: int, data: bytes) -> None:
         recording.threads[number] = data.decode(errors="replace")
     elif kind == _CLOCK:
         recording.clocks.append(struct.unpack("<qqq", data))
-    elif kind == _ABOUT:
-        recording.about |= json.loads(data)
+    elif kind == _HEADER:
+        recording.header |= json.loads(data)
     elif kind == _END:
         recording.written, recording.dropped = struct.unpack("<QQ", data)
         recording.ended = True
@@ -254,12 +254,12 @@ class Plain:
         self._threads: dict[int, int] = {}
         self._left = self._written = self._dropped = self._error = 0
 
-    def recorder_start(self, path: str, about: str, limit: int) -> int:
+    def recorder_start(self, path: str, header: str, limit: int) -> int:
         """Begin a file; an errno, 0: done."""
         try:
             number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._file = os.fdopen(number, "wb")
-            self._file.write(_MAGIC + _block(_ABOUT, 0, about.encode()))
+            self._file.write(_MAGIC + _block(_HEADER, 0, header.encode()))
         except OSError as error:
             return error.errno or 1
         self._left = limit

@@ -112,5 +112,5 @@ class Call:
             if kind in (ALLREDUCE, REDUCE_SCATTER)
             else NAMES[kind]
         )
-        how = f" from member {root}" if kind == BROADCAST else WIRE_NAMES[wire]
-        return f"{name} of {count} x {TYPE_NAMES[element]}{named}{how}"
+        detail = f" from member {root}" if kind == BROADCAST else WIRE_NAMES[wire]
+        return f"{name} of {count} x {TYPE_NAMES[element]}{named}{detail}"

@@ -127,7 +127,7 @@ class Letters:
 
     def _distribute(self, member: int, tag: int) -> None:
         """Give letters what has come, in their order. Letters that nobody has any more get nothing."""
-        some = False
+        has_arrived = False
         with self._lock:
             letters = self._expected.get((member, tag), ())
             while letters:
@@ -136,9 +136,9 @@ class Letters:
                     if message is None:
                         break
                     letter.message = message
-                    some = True
+                    has_arrived = True
                 letters.popleft()
-        if some:
+        if has_arrived:
             self._mail.wake()  # other threads may wait for them
 
     def _is_unexpected(self, member: int, tag: int) -> bool:

@@ -199,14 +199,14 @@ class Mail:
                 views[0] = views[0][piece:]
                 if not views[0].nbytes:
                     views.pop(0)
-            there = (self._context.rank * SLOTS + slot) * self._frame
+            remote_offset = (self._context.rank * SLOTS + slot) * self._frame
             number = self._context.rank * SLOTS + slot
             try:
                 self._context.post(
                     "write_notify",
                     rank,
                     self._queue,
-                    (self._segment, at, rank, self._segment, there, HEAD.size + size, number, 1),
+                    (self._segment, at, rank, self._segment, remote_offset, HEAD.size + size, number, 1),
                     entries=2,
                 )
             except GaspiError:
