@@ -109,10 +109,10 @@ class Door:
             connection.settimeout(_GREETING_SECONDS)
             line.send(challenge=own)
             answer = line.receive(_GREETING_SECONDS)
-            both = f"{own} {answer.get('challenge')}".encode()
-            if not _holds(answer, proof(self._secret, "compare", "rank", both)):
+            challenges = f"{own} {answer.get('challenge')}".encode()
+            if not _holds(answer, proof(self._secret, "compare", "rank", challenges)):
                 raise Lost("a stranger")
-            line.send(proof=proof(self._secret, "compare", "door", both).hex())
+            line.send(proof=proof(self._secret, "compare", "door", challenges).hex())
             if answer.get("name") != name:
                 raise Lost("a rank of another contestant")
             return line, int(answer["rank"])
@@ -132,9 +132,9 @@ def come_in(name: str, rank: int) -> Line:
     connection = socket.create_connection((address, port), timeout=_GREETING_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line, own = Line(connection), secrets.token_hex(32)
-    both = f"{line.receive(_GREETING_SECONDS).get('challenge')} {own}".encode()
-    line.send(challenge=own, proof=proof(secret, "compare", "rank", both).hex(), name=name, rank=rank)
-    if not _holds(line.receive(_GREETING_SECONDS), proof(secret, "compare", "door", both)):
+    challenges = f"{line.receive(_GREETING_SECONDS).get('challenge')} {own}".encode()
+    line.send(challenge=own, proof=proof(secret, "compare", "rank", challenges).hex(), name=name, rank=rank)
+    if not _holds(line.receive(_GREETING_SECONDS), proof(secret, "compare", "door", challenges)):
         raise Lost("what listens there does not hold the secret of this comparison")
     return line
 

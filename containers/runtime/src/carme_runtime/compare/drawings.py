@@ -105,9 +105,9 @@ def _widest(texts: Iterable[str]) -> int:
 
 def _most(figures: Iterable[Estimate]) -> float:
     """What a picture reaches to: all intervals, if they are not too long to leave anything of the medians."""
-    several = list(figures)
-    reach = _REACH * max((each.median for each in several), default=0)
-    return min(max((each.high for each in several), default=0), reach)
+    intervals = list(figures)
+    reach = _REACH * max((each.median for each in intervals), default=0)
+    return min(max((each.high for each in intervals), default=0), reach)
 
 
 def _point(x: float, low: float, middle: float, high: float, top: float, color: str) -> str:

@@ -79,8 +79,10 @@ class Entry:
             return
         self.row.start_s = time.monotonic() - began
         self.row.versions = greetings[0]["versions"]
-        here = os.uname().nodename
-        self.cores = sorted({core for each in greetings if each["host"] == here for core in each["cores"]})
+        own_host = os.uname().nodename
+        self.cores = sorted(
+            {core for each in greetings if each["host"] == own_host for core in each["cores"]}
+        )
 
     def make(self, steps: int) -> list[dict[str, Any]]:
         """So many steps of all ranks, and what each says of them; none if it fails, and the row is void."""
@@ -191,9 +193,9 @@ class Entry:
         return text[:_LOG_LINES]
 
 
-def stop_all(several: Iterable[Entry]) -> None:
+def stop_all(entries: Iterable[Entry]) -> None:
     """End all at the same time, and kill those that need longer."""
-    ending = [process for entry in several if (process := entry.stop())]
+    ending = [process for entry in entries if (process := entry.stop())]
     end = time.monotonic() + STOP_SECONDS
     for process in ending:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -65,8 +65,8 @@ def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
     middle = second.median / first.median
     below = math.hypot(math.log(second.median / second.low), math.log(first.high / first.median))
     above = math.hypot(math.log(second.high / second.median), math.log(first.median / first.low))
-    several = first.has_interval and second.has_interval
-    return Estimate(middle, middle * math.exp(-below), middle * math.exp(above), several)
+    has_interval = first.has_interval and second.has_interval
+    return Estimate(middle, middle * math.exp(-below), middle * math.exp(above), has_interval)
 
 
 def is_different(found: Estimate) -> bool:

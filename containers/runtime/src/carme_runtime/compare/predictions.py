@@ -29,16 +29,16 @@ def note_predictions(entries: Sequence[Entry], is_weak: bool, progress: Progress
         for entry in entries
         if CONTESTANTS[entry.row.contestant].is_predicted and entry.precision == "float32"
     ]
-    several = [entry for entry in able if entry.row.ranks > 1]
+    shared = [entry for entry in able if entry.row.ranks > 1]
     alone = next((entry for entry in able if entry.row.ranks == 1), None)
-    if alone is None or not several:
+    if alone is None or not shared:
         return
     answer = alone.probe(PROBE_SECONDS)
     if "profile" not in answer:
         progress(_sentence(alone, answer))
         return
     profile = typed(Profile, answer["profile"])
-    for entry in several:
+    for entry in shared:
         found = entry.probe(PROBE_SECONDS)
         if "machine" not in found:
             progress(_sentence(entry, found))

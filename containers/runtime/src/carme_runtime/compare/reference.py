@@ -295,8 +295,8 @@ def _back_of_convolution(run: _Pass, layer: Layer, values: np.ndarray, gradient:
     flat = gradient.reshape(-1, gradient.shape[-1])
     n, height, width, channels = values.shape
     of_padded = np.zeros((n, height + 2 * half, width + 2 * half, channels))
-    both = zip(_windows(layer, values), _parts(layer, of_padded), strict=True)
-    for (row, column, part), (_, _, of_part) in both:
+    windows = zip(_windows(layer, values), _parts(layer, of_padded), strict=True)
+    for (row, column, part), (_, _, of_part) in windows:
         of_kernel[row, column] = part.reshape(-1, channels).T @ flat
         of_part += gradient @ kernel[row, column].T
     run.found[f"{layer.name}.kernel"], run.found[f"{layer.name}.bias"] = of_kernel, flat.sum(axis=0)
@@ -312,8 +312,8 @@ def _back_of_pool(run: _Pass, layer: Layer, values: np.ndarray, gradient: np.nda
     of_padded = np.zeros((n, height + 2 * half, width + 2 * half, channels))
     left, count = gradient.copy(), np.zeros(gradient.shape, np.int8)
     least = _apply(layer, {}, values) - run.margin(values)
-    both = list(zip(_windows(layer, values), _parts(layer, of_padded), strict=True))
-    for (_, _, part), (_, _, of_part) in both[:: run.side]:
+    windows = list(zip(_windows(layer, values), _parts(layer, of_padded), strict=True))
+    for (_, _, part), (_, _, of_part) in windows[:: run.side]:
         is_largest = part >= least
         of_part += left * is_largest
         left[is_largest] = 0

@@ -81,7 +81,7 @@ def page(result: Result) -> str:
     parts += [
         *_void(result),
         *_disturbed(result),
-        *_how(result),
+        *_method(result),
         *_environment(result),
         "</main></body></html>",
     ]
@@ -140,9 +140,9 @@ def text(result: Result) -> str:
     parts = [*sentences(result), ""]
     for network in result.networks():
         for ranks in result.ranks():
-            several = standings(result, network, ranks)
-            if several:
-                rows = _filled([_HEAD, *(_cells(each) for each in several)])
+            standing = standings(result, network, ranks)
+            if standing:
+                rows = _filled([_HEAD, *(_cells(each) for each in standing)])
                 parts += [f"{_titled(result, network)}, {counted(ranks)}:", columns(rows, left=1), ""]
     void = [row for row in result.rows if row.status == VOID]
     parts += [f"void: {row.title}, {row.network}, {counted(row.ranks)}: {row.void}" for row in _once(void)]
@@ -181,17 +181,17 @@ def _network(result: Result, network: str) -> list[str]:
     colors = _colors(result)
     parts = [f'<h2 id="{_anchor(network)}">{escape(_titled(result, network))}</h2>']
     for ranks in result.ranks():
-        several = standings(result, network, ranks)
-        if not several:
+        standing = standings(result, network, ranks)
+        if not standing:
             continue
-        shown = [(each.row.title, colors[each.row.contestant], each.row.step) for each in several]
-        batch = several[0].row.batch
+        shown = [(each.row.title, colors[each.row.contestant], each.row.step) for each in standing]
+        batch = standing[0].row.batch
         parts += [
             f"<h3>{counted(ranks).capitalize()}, batch of {batch}</h3>",
             drawings.bars(shown, "ms", f"Time of a step with {titled(network)} on {counted(ranks)}"),
-            _table(_filled([_HEAD, *(_cells(each) for each in several)])),
+            _table(_filled([_HEAD, *(_cells(each) for each in standing)])),
         ]
-        parts += _parts([each.row for each in several])
+        parts += _parts([each.row for each in standing])
     lines = _lines(result, network, colors)
     if lines:
         parts += [
@@ -323,7 +323,7 @@ def _disturbed(result: Result) -> list[str]:
     return [_headed("disturbed"), _table([head, *cells], texts=(4, 5))]
 
 
-def _how(result: Result) -> list[str]:
+def _method(result: Result) -> list[str]:
     tolerance = f"{checks.TOLERANCES[_precision(result)]:g}"
     gradients = ""  # results of earlier versions have none
     if any(row.gradients for row in result.rows):

@@ -113,7 +113,7 @@ class Row:
         found: dict[int, list[float]] = {}
         for turn in self.used:
             found.setdefault(turn.round, []).append(turn.ms)
-        return {number: statistics.median(several) for number, several in found.items()}
+        return {number: statistics.median(times) for number, times in found.items()}
 
     @property
     def rate(self) -> Estimate:
@@ -142,8 +142,8 @@ class Result:
 
     def of(self, network: str, ranks: int) -> list[Row]:
         """The rows with figures of one network, the fastest first."""
-        several = [row for row in self.measured if (row.network, row.ranks) == (network, ranks)]
-        return sorted(several, key=lambda row: row.step.median)
+        rows = [row for row in self.measured if (row.network, row.ranks) == (network, ranks)]
+        return sorted(rows, key=lambda row: row.step.median)
 
     def networks(self) -> list[str]:
         """In their order."""

@@ -317,9 +317,9 @@ class _Contest:
             wide = [place for place in self.able if self._is_wide(place)]
             if not wide or rounds == 1:  # a single round was requested, although it gives no interval
                 break
-            several = f"{len(wide)} row{'s' * (len(wide) > 1)}"
+            wide_rows = f"{len(wide)} row{'s' * (len(wide) > 1)}"
             self.progress(
-                f"{self.network}: further round {number - rounds} of at most {rounds}, as {several} cannot "
+                f"{self.network}: further round {number - rounds} of at most {rounds}, as {wide_rows} cannot "
                 f"be known to {self.plan.limit:g} % yet"
             )
             self._round(number, wide, steps, cores)

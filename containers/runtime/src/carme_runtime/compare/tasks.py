@@ -147,9 +147,9 @@ def write(task: Task, file: Path) -> None:
 
     named: dict[str, Any] = {f"weight {name}": value for name, value in task.weights.items()}
     network = task.network
-    about = {"name": network.name, "data": task.data, "side": network.side, "width": network.width}
-    about |= {"channels": network.channels, "classes": network.classes}
-    np.savez(file, about=np.array(json.dumps(about)), inputs=task.inputs, targets=task.targets, **named)
+    header = {"name": network.name, "data": task.data, "side": network.side, "width": network.width}
+    header |= {"channels": network.channels, "classes": network.classes}
+    np.savez(file, about=np.array(json.dumps(header)), inputs=task.inputs, targets=task.targets, **named)
 
 
 def read(file: Path) -> Task:
@@ -157,10 +157,10 @@ def read(file: Path) -> Task:
     import numpy as np
 
     with np.load(file) as found:
-        about: dict[str, Any] = json.loads(str(found["about"]))
-        name, data = about.pop("name"), about.pop("data")
+        header: dict[str, Any] = json.loads(str(found["about"]))
+        name, data = header.pop("name"), header.pop("data")
         weights = {key[7:]: found[key] for key in found.files if key.startswith("weight ")}
-        return Task(NETWORKS[name].sized(**about), weights, found["inputs"], found["targets"], data)
+        return Task(NETWORKS[name].sized(**header), weights, found["inputs"], found["targets"], data)
 
 
 def write_gradients(gradients: dict[str, np.ndarray], kinks: dict[str, float], file: Path) -> None:

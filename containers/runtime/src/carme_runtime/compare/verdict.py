@@ -69,7 +69,9 @@ def overall(result: Result) -> list[Place]:
             paired = ratio(row.rounds, rows[0].rounds)  # none: no round of both was quiet
             quotient = paired.median if paired else row.step.median / rows[0].step.median
             factors.setdefault(row.contestant, []).append(quotient)
-    means = {name: math.exp(statistics.fmean(map(math.log, several))) for name, several in factors.items()}
+    means = {
+        name: math.exp(statistics.fmean(map(math.log, quotients))) for name, quotients in factors.items()
+    }
     whole = sorted((means[name], name) for name in means if len(factors[name]) == len(networks))
     return [Place(titles[name], mean / whole[0][0]) for mean, name in whole]
 

@@ -24,9 +24,9 @@ def check_inputs(model: Model, inputs: Mapping[str, Any], *, batch: bool = False
     unknown = sorted(set(inputs) - set(known))
     missing = [name for name in known if name not in inputs]
     if unknown or missing:
-        which = f"has no input {unknown[0]}" if unknown else f"needs the input {missing[0]}"
+        mismatch = f"has no input {unknown[0]}" if unknown else f"needs the input {missing[0]}"
         raise OnnxError(
-            f"{model.name} {which}.", f"Its inputs are {', '.join(map(str, model.inputs)) or 'none'}."
+            f"{model.name} {mismatch}.", f"Its inputs are {', '.join(map(str, model.inputs)) or 'none'}."
         )
     found = {}
     for name, each in known.items():
@@ -48,9 +48,9 @@ def _check_shape(model: Model, each: Input, shape: tuple[int, ...], batch: bool)
     if wanted is None:
         return
     fits = len(shape) == len(wanted)
-    for place, (there, size) in enumerate(zip(wanted, shape, strict=False)):
-        whole = batch and place == 0 and isinstance(there, int) and size > 0 and size % there == 0
-        fits = fits and (not isinstance(there, int) or there == size or whole)
+    for place, (stated, size) in enumerate(zip(wanted, shape, strict=False)):
+        whole = batch and place == 0 and isinstance(stated, int) and size > 0 and size % stated == 0
+        fits = fits and (not isinstance(stated, int) or stated == size or whole)
     if not fits:
         raise OnnxError(
             f"Input {each.name} of {model.name} has the shape {list(shape)}, and the model takes {each}.",

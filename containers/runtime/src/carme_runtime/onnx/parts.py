@@ -69,8 +69,8 @@ def _types(onnx: Any, model: Model, found: Plan) -> dict[str, Any]:
     graph = model.proto.graph
     known = {each.name: each for each in (*graph.value_info, *graph.input, *graph.output)}
     for name, value in found.graph.value.items():
-        there = known.get(name)
-        if there is not None and there.type.HasField("tensor_type") and there.type.tensor_type.elem_type:
+        info = known.get(name)
+        if info is not None and info.type.HasField("tensor_type") and info.type.tensor_type.elem_type:
             continue
         if value.dtype in ("list", "dict", "NoneType"):
             continue

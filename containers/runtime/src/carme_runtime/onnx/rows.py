@@ -78,13 +78,13 @@ class Rows:
         cuts = set[str]()
 
         def cut(name: str, wanted: Span) -> str:
-            own, there = label if name == self.source else f"{name}__part{number}", spans[name]
-            if wanted == there:
+            own, span = label if name == self.source else f"{name}__part{number}", spans[name]
+            if wanted == span:
                 return own
             part_name = f"{own}__rows{wanted[0]}_{wanted[1]}"
             if part_name not in cuts:
                 cuts.add(part_name)
-                begin, end = wanted[0] - there[0], wanted[1] - there[0]
+                begin, end = wanted[0] - span[0], wanted[1] - span[0]
                 piece = slice_of(own, part_name, self.opset, numbers, begin, end)
                 pieces.append(Piece(piece, "", 0.0, name, end - begin))
             return part_name

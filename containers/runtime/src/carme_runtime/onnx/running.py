@@ -63,16 +63,16 @@ def run(model: Any, inputs: Any, workers: Any = 2, **options: Any) -> Any:
         OnnxError: The model, the inputs or the workers make no sense, or ONNX Runtime fails.
         PetriError: The net cannot go on, for example as memory or disk are full.
     """
-    several = not isinstance(inputs, Mapping)
+    has_batches = not isinstance(inputs, Mapping)
     loaded = model if isinstance(model, Model) else load(model)
-    if several:
+    if has_batches:
         batches = [check_inputs(loaded, each) for each in inputs]
     else:
         batches = micro_batches(loaded, check_inputs(loaded, inputs, batch=True), workers)
     if not batches:
         return []
     results = Runner(loaded, workers, **options).run(batches)
-    return results if several else joined(loaded, batches, results)
+    return results if has_batches else joined(loaded, batches, results)
 
 
 class Runner:
@@ -361,8 +361,8 @@ def _is_separable(model: Model, inputs: Inputs, sizes: Mapping[str, int]) -> boo
     for whole, first, second in zip(together, *apart, strict=True):
         if not hasattr(whole, "ndim") or not whole.ndim or first.shape[:1] != (1,):
             return False
-        there = numpy.concatenate([first, second])
-        if there.shape != whole.shape or not _are_close(numpy, there, whole):
+        concatenated = numpy.concatenate([first, second])
+        if concatenated.shape != whole.shape or not _are_close(numpy, concatenated, whole):
             return False
     return True
 

@@ -367,11 +367,11 @@ class Splitter:
                 copy = copied(node, part)
                 if not place:
                     copy.input[0] = node.input[0]
-                for which, axis in self._weight_axes(node, split.axis, count):
-                    of = node.input[which]
+                for input_index, axis in self._weight_axes(node, split.axis, count):
+                    of = node.input[input_index]
                     weight = _WeightPart(f"{of}__axis{axis}_{begin}_{end}", of, axis, begin, end)
                     pieces.weights.append(weight)
-                    copy.input[which] = weight.name
+                    copy.input[input_index] = weight.name
                 share = (end - begin) / count
                 own.append(Piece(copy, node.name, share, node.output[0], end - begin))
             pieces.parts.append(own)
@@ -389,7 +389,7 @@ class Splitter:
             bias = len(dims) > 2 and dims[2] and dims[2][-1] == count
             return [(1, columns), *([(2, len(dims[2]) - 1)] if bias else [])]
         if kind == _NORMALISED:
-            return [(which, 0) for which in range(1, 5)]
+            return [(input_index, 0) for input_index in range(1, 5)]
         if kind in _WITH_CONSTANT:
             own, size = self._constant_axis(node, axis)
             return [(1, own)] if own >= 0 and size == count > 1 else []

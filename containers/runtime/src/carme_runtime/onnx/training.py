@@ -196,8 +196,8 @@ def _batches(
     module: OnnxModule, data: Iterable[tuple[Any, Any]]
 ) -> Iterator[tuple[tuple[torch.Tensor, ...], torch.Tensor]]:
     for inputs, targets in data:
-        several = inputs if isinstance(inputs, tuple | list) else (inputs,)
-        found = tuple(torch.as_tensor(each) for each in several)
+        sequence = inputs if isinstance(inputs, tuple | list) else (inputs,)
+        found = tuple(torch.as_tensor(each) for each in sequence)
         wanted = torch.as_tensor(targets)
         if len(found) != len(module.inputs):
             raise OnnxError(

@@ -20,7 +20,7 @@ _SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 _ALIGNMENT = 64
 _MOST_DIMENSIONS = 8
 _COLUMNS = 3 + _MOST_DIMENSIONS  # what it is, type or number, dimensions, sizes
-_NOTHING, _NUMBER, _TENSOR = range(3)
+_ABSENT, _NUMBER, _TENSOR = range(3)
 
 
 class Part(NamedTuple):
@@ -173,7 +173,7 @@ class Post:
     ) -> tuple[list[Any], Callable[[], None]]:
         """What was sent under these names, and what gives the memory of the message up."""
         if channel not in self._remote:
-            return self._local.pop((channel, back, micro)), _nothing
+            return self._local.pop((channel, back, micro)), _no_release
         assert self._boxes
         memory, number = self._boxes.take((channel, back))
         return self._unpack(memory, names), partial(self._boxes.give_up, (channel, back), number)
@@ -202,5 +202,5 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _nothing() -> None:
+def _no_release() -> None:
     pass

@@ -531,17 +531,17 @@ def _badness(found: Plan) -> tuple[float, float, float]:
 def _neighbours(found: Plan, places: list[int]) -> Iterator[tuple[int, ...]]:
     """Plans with one cut elsewhere; with a limit of memory, then those with two cuts in a row elsewhere."""
     at = [places.index(cut) for cut in found.cuts]
-    for which in range(len(at)):
+    for number in range(len(at)):
         for distance in (1, 2, 3, 5, 8):
-            yield from _shifted(places, at, {which: -distance})
-            yield from _shifted(places, at, {which: distance})
-    for which in range(len(at) - 1) if found.memory else ():
+            yield from _shifted(places, at, {number: -distance})
+            yield from _shifted(places, at, {number: distance})
+    for number in range(len(at) - 1) if found.memory else ():
         for first, second in itertools.product((-2, -1, 1, 2), repeat=2):
-            yield from _shifted(places, at, {which: first, which + 1: second})
+            yield from _shifted(places, at, {number: first, number + 1: second})
 
 
 def _shifted(places: list[int], at: list[int], distances: Mapping[int, int]) -> Iterator[tuple[int, ...]]:
     """The cuts at these indices of places, with some moved by some places; nothing where that cannot be."""
-    moved = [index + distances.get(which, 0) for which, index in enumerate(at)]
+    moved = [index + distances.get(number, 0) for number, index in enumerate(at)]
     if moved[0] >= 0 and moved[-1] < len(places) and all(a < b for a, b in itertools.pairwise(moved)):
         yield tuple(places[index] for index in moved)

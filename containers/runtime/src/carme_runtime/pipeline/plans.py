@@ -340,14 +340,14 @@ class Plan:
         Gradients of parameters are in memory anyway, but those of the second micro-batch are added to others.
         """
         graph, span = self.graph, self.pieces.span(piece)
-        several = self.schedule.micro_batches > 1
+        adds_up = self.schedule.micro_batches > 1
         most = 0.0
         for place, level, stay in zip(span, levels, self._bytes_until_the_end(piece), strict=True):
             operator = graph.operators[place]
             gradients = (
                 graph.parameter_bytes(operator.parameters, trainable=True) if operator.backward_bytes else 0
             )
-            back = share * max(operator.backward_bytes - gradients, 0) + several * gradients
+            back = share * max(operator.backward_bytes - gradients, 0) + adds_up * gradients
             back += share * stay
             own = max(share * operator.workspace_bytes, back)
             most = max(most, share * level + own)

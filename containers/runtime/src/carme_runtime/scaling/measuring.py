@@ -54,7 +54,7 @@ def measured(
             runs[size].append(repeated.run(size))
         if turn + 1 >= _LEAST_ROUNDS and time.monotonic() >= end:
             break
-    passes = {size: [(run.forward, run.backward) for run in several] for size, several in runs.items()}
+    passes = {size: [(run.forward, run.backward) for run in replays] for size, replays in runs.items()}
     return timings(passes), _gradients(repeated, runs, _filled(repeated, sizes))
 
 
@@ -121,7 +121,7 @@ def _gradients(
     names, gradients = repeated.names(), []
     for parameter in repeated.parameters:
         key = id(parameter)
-        if not any(key in run.ready for several in runs.values() for run in several):
+        if not any(key in run.ready for replays in runs.values() for run in replays):
             continue  # no gradient comes to it
         ready = tuple(
             min(

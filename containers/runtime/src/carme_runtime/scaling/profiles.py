@@ -204,8 +204,8 @@ def load(file: Path | str) -> Profile:
     try:
         content = json.loads(Path(file).read_text())
     except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or "it is not JSON"
-        raise ScalingError(f"{file} cannot be read ({why}).", "Name a file that a probe wrote.") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is not JSON"
+        raise ScalingError(f"{file} cannot be read ({reason}).", "Name a file that a probe wrote.") from None
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT or "version" not in content:
         raise ScalingError(f"{file} holds no result of a probe.", "Name a file that a probe wrote.")
     version = content.pop("version")

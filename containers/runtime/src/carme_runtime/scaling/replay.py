@@ -220,8 +220,8 @@ class Repeated:
             for hook in hooks:
                 hook.remove()
         return {
-            name: (kinds[name], sum(clock.between(first, last) for first, last in several))
-            for name, several in spans.items()
+            name: (kinds[name], sum(clock.between(first, last) for first, last in marks))
+            for name, marks in spans.items()
         }
 
     @contextlib.contextmanager
@@ -289,9 +289,9 @@ def mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
 
 def _loss(result: Any) -> torch.Tensor | None:
     """A number whose backward pass goes through the whole result."""
-    several = list(tensors(result))
+    found = list(tensors(result))
     loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
     if isinstance(loss, torch.Tensor) and not loss.ndim:
-        several = [loss]
-    sums = [tensor.sum() for tensor in several if tensor.requires_grad and tensor.is_floating_point()]
+        found = [loss]
+    sums = [tensor.sum() for tensor in found if tensor.requires_grad and tensor.is_floating_point()]
     return torch.stack(sums).sum() if len(sums) > 1 else next(iter(sums), None)

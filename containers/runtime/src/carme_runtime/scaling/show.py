@@ -65,8 +65,8 @@ def advice(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> list
     elif last.limit != NONE:
         lines.append(f"The limit with {counted(last.ranks)} is {_reason(last, prediction)}.")
     if prediction.remedies:
-        several = "; ".join(map(_remedy, prediction.remedies))
-        lines.append(f"What would move the limit: {several}.")
+        remedies = "; ".join(map(_remedy, prediction.remedies))
+        lines.append(f"What would move the limit: {remedies}.")
     elif at.limit != NONE:
         lines.append(
             "Neither a batch twice as large, bf16 on the wire, a faster network nor staged data would make "
@@ -128,7 +128,7 @@ def _rows(points: tuple[Point, ...]) -> str:
 def as_dict(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> dict[str, Any]:
     """For programs; `version` counts changes of names and meanings, and `efficiency` is as in `table`."""
 
-    def points(several: tuple[Point, ...]) -> list[dict[str, Any]]:
+    def points(curve: tuple[Point, ...]) -> list[dict[str, Any]]:
         return [
             {
                 "ranks": p.ranks,
@@ -142,7 +142,7 @@ def as_dict(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> dic
                 "limit": p.limit,
                 "extrapolated": list(p.extrapolated),
             }
-            for p in several
+            for p in curve
         ]
 
     return {

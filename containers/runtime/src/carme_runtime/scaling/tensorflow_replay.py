@@ -76,7 +76,7 @@ class TensorFlowStep:
                 runs[size].append(self._run(size))
             if turn + 1 >= _LEAST_ROUNDS and time.monotonic() >= until:
                 break
-        passes = {size: [_split(several)] for size, several in runs.items()}
+        passes = {size: [_split(repeats)] for size, repeats in runs.items()}
         return timings(passes), self._gradients(sorted(sizes), begin + seconds)
 
     def memory(self, smallest: int) -> Memory:
@@ -142,8 +142,8 @@ class TensorFlowStep:
             whole = self._compiled(self.model.train_step)
             return lambda data: (self._timed(whole, data), None)
         forward = self._compiled(self._loss)
-        both = self._compiled(self._with_gradients)
-        return lambda data: (self._timed(both, data), self._timed(forward, data))
+        step = self._compiled(self._with_gradients)
+        return lambda data: (self._timed(step, data), self._timed(forward, data))
 
     def _compiled(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if self._is_eager:
@@ -215,7 +215,7 @@ class TensorFlowStep:
         clock, data = self._graph(self._clocked, compiles=False), self._part(samples)
         runs = [clock(data) for _ in range(_PASSES)]
         by_run = [shares([float(end) for end in ends], float(begin)) for begin, ends in runs]
-        return tuple(statistics.median(several) for several in zip(*by_run, strict=True))
+        return tuple(statistics.median(of_gradient) for of_gradient in zip(*by_run, strict=True))
 
     def _clocked(self, data: Any) -> tuple[Any, list[Any]]:
         """When the forward pass ended, and when each gradient was complete, in seconds."""

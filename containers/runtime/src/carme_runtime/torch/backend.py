@@ -344,8 +344,8 @@ class ProcessGroupCarme(dist.ProcessGroup):
         return self.alltoall(self._only(root, outputs[0]), sends, opts, f"scatter {form_of(outputs[0])}")
 
     def _only(self, member: int, tensor: torch.Tensor) -> list[torch.Tensor]:
-        nothing = tensor.reshape(-1)[:0]
-        return [tensor if m == member else nothing for m in range(self.size())]
+        empty = tensor.reshape(-1)[:0]
+        return [tensor if m == member else empty for m in range(self.size())]
 
     def alltoall(
         self,

@@ -123,7 +123,7 @@ def core_group() -> CoreGroup | None:
         return None
     if group not in _cores:
         context, first = group.another_group()
-        several = len({context.node_of(rank) for rank in first.ranks}) > 1
-        lanes = [first, *(group.another_group()[1] for _ in range((_LANES - 1) * several))]
+        spans_nodes = len({context.node_of(rank) for rank in first.ranks}) > 1
+        lanes = [first, *(group.another_group()[1] for _ in range((_LANES - 1) * spans_nodes))]
         _cores[group] = CoreGroup(context, group.limit, lanes)
     return _cores[group]

@@ -29,14 +29,14 @@ class Divided(torch.Tensor):
     Python's calls come to `__torch_function__`, and those that C++ makes to `__torch_dispatch__`.
     """
 
-    _there: torch.Tensor
+    _memory: torch.Tensor
     _zeroed: bool
 
     @staticmethod
-    def of(there: torch.Tensor) -> "Divided":
-        """What stands for the gradient in whose memory `there` is."""
-        divided = torch.Tensor._make_subclass(Divided, there)
-        divided._there, divided._zeroed = there, False
+    def of(memory: torch.Tensor) -> "Divided":
+        """What stands for the gradient that `memory` holds."""
+        divided = torch.Tensor._make_subclass(Divided, memory)
+        divided._memory, divided._zeroed = memory, False
         return divided
 
     def hide(self) -> None:
@@ -70,6 +70,6 @@ def _call(func: Any, name: str, args: Any, kwargs: Any, harmless: bool) -> Any:
                         "Call optimizer.zero_grad() before each step's first pass, clip with clip_norm= and "
                         "add passes up with accumulate= of parallelize; or leave shard_optimizer out.",
                     )
-    args, kwargs = tree_map_only(Divided, lambda leaf: leaf._there, (args, kwargs or {}))
+    args, kwargs = tree_map_only(Divided, lambda leaf: leaf._memory, (args, kwargs or {}))
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)

@@ -50,10 +50,10 @@ class _Arrivals:
         self._end = time.monotonic() + limit / 1000 if limit >= 0 else float("inf")
         self.peers = [member for member in range(group.size) if member != group.index]
         self.states = [_CAME if member == group.index else _UNKNOWN for member in range(group.size)]
-        here = torch.ones(1, dtype=torch.uint8)
-        self._sent = [group.send(here, member, _TAG) for member in self.peers]
+        signal = torch.ones(1, dtype=torch.uint8)
+        self._sent = [group.send(signal, member, _TAG) for member in self.peers]
         self._arriving = {
-            member: group.receive(torch.empty_like(here), member, _TAG) for member in self.peers
+            member: group.receive(torch.empty_like(signal), member, _TAG) for member in self.peers
         }
 
     def await_members(self, wait_all: bool, limit: int | None = None) -> None:

@@ -145,14 +145,14 @@ class Parallel:
             if optimizer and former._optimizer and _share(optimizer, former._optimizer):
                 former.detach()  # this one takes its place
         self._size = dist.get_world_size() if dist.is_initialized() else 1
-        several = self._size > 1
+        is_shared = self._size > 1
         self._group = core_group()
         self._parameters = trained(model)
-        self._buffers = list(model.buffers()) if options.broadcast_buffers and several else []
-        shard, self._shards = options.shard_optimizer and several, None
+        self._buffers = list(model.buffers()) if options.broadcast_buffers and is_shared else []
+        shard, self._shards = options.shard_optimizer and is_shared, None
         if optimizer:
             self._check(optimizer, shard)
-        stream_group = check_streamable(model, self._group) if options.streamed and several else None
+        stream_group = check_streamable(model, self._group) if options.streamed and is_shared else None
         if self._agree(streams=stream_group is not None):
             stream_group = None
         if optimizer and shard:
@@ -168,7 +168,7 @@ class Parallel:
         self._filling = Filling(self._group, self._size, options.wire, shard, self._inline)
         near = self._group is None or self._group.on_one_node()
         # Then gradients are what the optimizer needs as they are.
-        self._alone = not several and self._accumulate == 1 and optimizer is not None
+        self._alone = not is_shared and self._accumulate == 1 and optimizer is not None
         self._buckets = [] if self._alone else self._fill(*_limits(options.bucket_bytes, near))
         log.debug("Gradients are reduced in %d parts.", len(self._buckets))
         self._place = {
@@ -320,7 +320,7 @@ class Parallel:
         self._waiting = [len(bucket.parameters) for bucket in self._buckets]
         self._next = 0  # the first bucket that is not being reduced
         self._in_backward = False
-        self._ending: Callable[[], Any] = _nothing
+        self._ending: Callable[[], Any] = _no_model
 
     # It talks to the other ranks, which cannot be compiled.
     @torch._disable_dynamo  # pyright: ignore[reportUntypedFunctionDecorator]
@@ -565,7 +565,7 @@ def _weakly(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], 
     return call
 
 
-def _nothing() -> None:
+def _no_model() -> None:
     """Stands for a weak reference to what is gone."""
 
 

@@ -147,8 +147,8 @@ class _Maker:
         if node.op == "placeholder":
             name = self._traced.tensors.get(node.name)
             return self._give("input", node.name) if name is None else self._give("parameter", name)
-        here = self._pieces.piece_of(self._places[node.name]) if node.name in self._places else self._number
-        if node.op == "get_attr" or node.name in self._plain or here == self._number:
+        piece = self._pieces.piece_of(self._places[node.name]) if node.name in self._places else self._number
+        if node.op == "get_attr" or node.name in self._plain or piece == self._number:
             return self._copy(node)
         return self._give("value", node.name)
 
@@ -170,7 +170,7 @@ class _Maker:
         call = self._graph.call_function
         if self._constants is not None:
             if counts_batches(self._traced, node):
-                return call(_nothing, ())
+                return call(_no_operation, ())
             positional, named = fx.map_arg(self._constants[node.name], self._value)  # pyright: ignore
             return self._graph.create_node(node.op, node.target, positional, named)
         if is_dropout(node):
@@ -181,7 +181,7 @@ class _Maker:
             call(_count, (statistics, arguments[0], node.name))
             return call(_BATCH_NORM, (*arguments[:3], None, None, *arguments[5:]))
         if self._deferred and counts_batches(self._traced, node):
-            return call(_nothing, ())
+            return call(_no_operation, ())
         if self._split and node.target is _LINEAR and self._is_weight(node.args[1]):
             return call(_linear_later, (self._give("helper", "later"), *arguments))
         if self._split and node.target is _CONV and self._is_weight(node.args[1]):
@@ -272,7 +272,9 @@ def update_running_statistics(traced: Traced, statistics: Statistics, own: set[s
         if node.name in own and counts_batches(traced, node):
             known[traced.tensors[node.args[0].name]].add_(1)  # pyright: ignore
         if node.name in own and node.op == "call_module":
-            update: Any = getattr(traced.root.get_submodule(str(node.target)), "update_statistics", _nothing)
+            update: Any = getattr(
+                traced.root.get_submodule(str(node.target)), "update_statistics", _no_operation
+            )
             update()
 
 
@@ -284,7 +286,7 @@ def _count(statistics: Statistics, x: torch.Tensor, name: str) -> None:
     statistics.add(x, name)
 
 
-def _nothing() -> None:
+def _no_operation() -> None:
     return None
 
 

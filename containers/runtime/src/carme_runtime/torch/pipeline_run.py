@@ -113,7 +113,9 @@ class Run:
     def check_same(self, planned: Plan) -> None:
         """Raise Mismatch where ranks have other plans than this one."""
         fits = [(fit.recomputes, fit.spilled_bytes) for fit in planned.fits]
-        if not self._same(repr((planned.cuts, planned.schedule, planned.samples, planned.batch_norm, fits))):
+        if not self._is_same_everywhere(
+            repr((planned.cuts, planned.schedule, planned.samples, planned.batch_norm, fits))
+        ):
             raise Mismatch(
                 "Ranks requested different pipelines.",
                 "Call pipeline() with the same arguments on all ranks.",
@@ -121,22 +123,24 @@ class Run:
 
     def check_settings(self, traced: Traced, optimizer: torch.optim.Optimizer) -> None:
         """Raise Mismatch where layers or optimizers of ranks have other settings than here."""
-        if not self._same(layer_settings(traced)):
+        if not self._is_same_everywhere(layer_settings(traced)):
             raise Mismatch(
                 "Ranks have different models: settings of layers differ.",
                 "Make the same model on all ranks.",
             )
         # A model that makes its graph itself has an optimizer of its framework, which we do not know.
-        if not self._same("" if isinstance(traced.model, SelfTraced) else optimizer_settings(optimizer)):
+        if not self._is_same_everywhere(
+            "" if isinstance(traced.model, SelfTraced) else optimizer_settings(optimizer)
+        ):
             raise Mismatch("Ranks have different optimizers.", "Make the same optimizer on all ranks.")
 
-    def _same(self, text: str) -> bool:
+    def _is_same_everywhere(self, text: str) -> bool:
         """Whether all ranks have the same text."""
         checksum = zlib.crc32(text.encode())
-        both = numpy.array([checksum, -checksum], numpy.int64)
+        bounds = numpy.array([checksum, -checksum], numpy.int64)
         if self.world_group:
-            self.world_group.allreduce(both, "min", timeout=self.timeout)
-        return bool(both[0] == -both[1])
+            self.world_group.allreduce(bounds, "min", timeout=self.timeout)
+        return bool(bounds[0] == -bounds[1])
 
     def broadcast(self, text: bytes, root: int = 0) -> bytes:
         """What rank `root` gives, on all ranks."""

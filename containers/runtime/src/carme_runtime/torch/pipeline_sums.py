@@ -32,9 +32,9 @@ def sum_gradients(group: Group, parameters: list[nn.Parameter], timeout: int) ->
     if not len(known):
         return
     group.allreduce(known, "max", timeout=timeout)
-    there = [p for p, is_known in zip(parameters, known, strict=True) if is_known]
-    for dtype in dict.fromkeys(p.dtype for p in there):
-        chosen = [p for p in there if p.dtype == dtype]
+    present = [p for p, is_known in zip(parameters, known, strict=True) if is_known]
+    for dtype in dict.fromkeys(p.dtype for p in present):
+        chosen = [p for p in present if p.dtype == dtype]
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in chosen])
         allreduce(group, flat, timeout)
         for p, part in zip(chosen, flat.split([p.numel() for p in chosen]), strict=True):

@@ -56,8 +56,8 @@ class StageTensor:
 
     def full_tensor(self) -> torch.Tensor:
         """It, in host memory, on all ranks, which call this together."""
-        here = self._content is not None
-        content = on_host(self._content) if here else torch.empty(self.shape, dtype=self.dtype)
+        is_owner = self._content is not None
+        content = on_host(self._content) if is_owner else torch.empty(self.shape, dtype=self.dtype)
         if self._run.world_group and content.numel():
             self._run.world_group.broadcast(bytes_of(content), self._root, timeout=self._run.timeout)
         return content
@@ -144,16 +144,16 @@ class StageStates:
         state: dict[int, dict[str, Any]] = {}
         parameters = self._own_parameters()
         for root in sorted({self.owners[name][0] for name in numbers}):
-            here = self.run.rank == root == self.stage
+            is_owner = self.run.rank == root == self.stage
             own = {
                 number: self.optimizer.state[parameters[name]]
                 for name, number in numbers.items()
-                if here and self.owners[name][0] == root and parameters[name] in self.optimizer.state
+                if is_owner and self.owners[name][0] == root and parameters[name] in self.optimizer.state
             }
-            described = unpack(self.run.broadcast(pack(_described(own)) if here else b"", root))
+            described = unpack(self.run.broadcast(pack(_described(own)) if is_owner else b"", root))
             for number, entries in described.items():
                 state[number] = {
-                    key: self._held_by(root, *value[1:], own[number][key] if here else None)
+                    key: self._held_by(root, *value[1:], own[number][key] if is_owner else None)
                     if value[0] == "tensor"
                     else value[1]
                     for key, value in entries.items()

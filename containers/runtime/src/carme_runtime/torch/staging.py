@@ -96,11 +96,11 @@ class Chunks:
         self._down.wait_event(before)
         for stream in (self._down, self._up):
             tensor.record_stream(stream)
-        there = [self._fetch(0, parts[0])]
+        fetched = [self._fetch(0, parts[0])]
         for number, part in enumerate(parts):
             if number + 1 < len(parts):
-                there.append(self._fetch(number + 1, parts[number + 1]))
-            there[number].synchronize()
+                fetched.append(self._fetch(number + 1, parts[number + 1]))
+            fetched[number].synchronize()
             slot = self._slot(number, part)
             group.allreduce(slot, op, form, timeout=timeout)
             with torch.cuda.stream(self._up):

@@ -23,14 +23,14 @@ class Arriving(torch.Tensor):
     Python's calls come to `__torch_function__`, and those that C++ makes to `__torch_dispatch__`.
     """
 
-    _there: torch.Tensor
+    _memory: torch.Tensor
     _wait: Callable[[], None]
 
     @staticmethod
-    def of(there: torch.Tensor, wait: Callable[[], None]) -> "Arriving":
-        """What stands for the gradient `there` until `wait` has returned."""
-        arriving = torch.Tensor._make_subclass(Arriving, there)
-        arriving._there, arriving._wait = there, wait
+    def of(memory: torch.Tensor, wait: Callable[[], None]) -> "Arriving":
+        """What stands for the gradient `memory` until `wait` has returned."""
+        arriving = torch.Tensor._make_subclass(Arriving, memory)
+        arriving._memory, arriving._wait = memory, wait
         return arriving
 
     @classmethod
@@ -51,7 +51,7 @@ def _with_arrived(call: Any, arguments: Any, keywords: Any) -> Any:
 
 def _arrived(gradient: Arriving) -> torch.Tensor:
     gradient._wait()
-    return gradient._there
+    return gradient._memory
 
 
 def step_in_parts(

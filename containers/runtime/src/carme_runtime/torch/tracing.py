@@ -165,17 +165,17 @@ class _LayerTracer(fx.Tracer):
         return module_qualified_name in self._layers or super().is_leaf_module(m, module_qualified_name)
 
 
-def _by_layers(model: nn.Module, layers: Sequence[str], why: str) -> Traced:
+def _by_layers(model: nn.Module, layers: Sequence[str], reason: str) -> Traced:
     try:
         graph = _LayerTracer(layers).trace(model)
     except Exception as error:
         raise InvalidCall(
-            f"{why} Its own code cannot be traced by layers either ({_first_line(error)}).",
+            f"{reason} Its own code cannot be traced by layers either ({_first_line(error)}).",
             "Put what depends on the data into layers, and name layers in `whole_layers`.",
         ) from None
     if not any(node.op == "call_module" for node in graph.nodes):
-        raise InvalidCall(f"{why} It has no layers between which it can be cut.", "Give it layers.")
-    log.warning("%s It is cut between its layers only.", why)
+        raise InvalidCall(f"{reason} It has no layers between which it can be cut.", "Give it layers.")
+    log.warning("%s It is cut between its layers only.", reason)
     return graph_of_nodes(model, model, graph, {}, {}, "modules")
 
 

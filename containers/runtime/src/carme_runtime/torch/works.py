@@ -151,12 +151,12 @@ class WorkFromAny(MessageWork):
         return self._source()
 
 
-_completing = threading.local()  # `here`: in a thread that completes futures
+_completing = threading.local()  # `completes`: in a thread that completes futures
 
 
 def complete(later: "queue.SimpleQueue[tuple[dist.Work, Any] | None]") -> None:
     """What a thread does that completes futures, one after the other, until None comes."""
-    _completing.here = True
+    _completing.completes = True
     while (item := later.get()) is not None:
         work, future = item
         try:
@@ -179,4 +179,4 @@ def milliseconds(timeout: timedelta | None) -> int:
 
 def completes_here() -> bool:
     """Whether this thread completes futures."""
-    return getattr(_completing, "here", False)
+    return getattr(_completing, "completes", False)

@@ -37,7 +37,7 @@ _BINARY = {
     "Xor": torch.logical_xor, "Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt,
     "GreaterOrEqual": torch.ge, "LessOrEqual": torch.le,
 }  # fmt: skip
-_SEVERAL = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}
+_FOLDED = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}
 _REDUCTIONS = {
     "ReduceMean": torch.mean, "ReduceSum": torch.sum, "ReduceMax": torch.amax, "ReduceMin": torch.amin,
     "ReduceLogSumExp": torch.logsumexp,
@@ -55,7 +55,7 @@ def _binary(function: Any) -> Any:
     return lambda node, x, y: function(x, y)
 
 
-def _several(function: Any) -> Any:
+def _folded(function: Any) -> Any:
     return lambda node, *values: functools.reduce(function, values)
 
 
@@ -73,7 +73,7 @@ def _reduction(function: Any) -> Any:
 
 OPERATORS.update({name: _unary(function) for name, function in _UNARY.items()})
 OPERATORS.update({name: _binary(function) for name, function in _BINARY.items()})
-OPERATORS.update({name: _several(function) for name, function in _SEVERAL.items()})
+OPERATORS.update({name: _folded(function) for name, function in _FOLDED.items()})
 OPERATORS.update({name: _reduction(function) for name, function in _REDUCTIONS.items()})
 
 

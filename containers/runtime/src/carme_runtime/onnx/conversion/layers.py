@@ -15,17 +15,17 @@ _MAX = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_po
 
 def _pads(node: Node, x: torch.Tensor, kernel: list[int], strides: list[int], steps: list[int]) -> list[int]:
     """Elements before and after each axis: first all of before, then all of after."""
-    how, rank = node.get("auto_pad", "NOTSET"), len(kernel)
-    if how in ("NOTSET", ""):
+    auto_pad, rank = node.get("auto_pad", "NOTSET"), len(kernel)
+    if auto_pad in ("NOTSET", ""):
         return list(node.get("pads", [0] * 2 * rank))
-    if how == "VALID":
+    if auto_pad == "VALID":
         return [0] * 2 * rank
     before, after = [], []
     for size, width, stride, step in zip(x.shape[2:], kernel, strides, steps, strict=True):
         all_of_it = max((-(-size // stride) - 1) * stride + (width - 1) * step + 1 - size, 0)
         less, more = all_of_it // 2, all_of_it - all_of_it // 2
-        before.append(less if how == "SAME_UPPER" else more)
-        after.append(more if how == "SAME_UPPER" else less)
+        before.append(less if auto_pad == "SAME_UPPER" else more)
+        after.append(more if auto_pad == "SAME_UPPER" else less)
     return before + after
 
 
@@ -61,13 +61,13 @@ def conv_transpose(node: Node, x: torch.Tensor, weight: torch.Tensor, bias: Any 
         for size, stride, width, step, more in zip(x.shape[2:], strides, kernel, steps, extra, strict=True)
     ]
     pads = list(node.get("pads", [0] * 2 * rank))
-    how = node.get("auto_pad", "NOTSET")
+    auto_pad = node.get("auto_pad", "NOTSET")
     wanted = node.get("output_shape")
-    if wanted is not None or how.startswith("SAME"):
+    if wanted is not None or auto_pad.startswith("SAME"):
         sizes = wanted or [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
         cut = [max(all_of_it - size, 0) for all_of_it, size in zip(whole, sizes, strict=True)]
         less, more = [each // 2 for each in cut], [each - each // 2 for each in cut]
-        pads = less + more if how == "SAME_UPPER" else more + less
+        pads = less + more if auto_pad == "SAME_UPPER" else more + less
     result = _TRANSPOSED[rank](x, weight, bias, strides, 0, extra, node.get("group", 1), steps)
     picked = tuple(slice(pads[k], result.shape[2 + k] - pads[k + rank]) for k in range(rank))
     return result[(slice(None), slice(None), *picked)]

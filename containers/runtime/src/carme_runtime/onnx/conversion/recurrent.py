@@ -98,13 +98,13 @@ def lstm(
     cells: list[torch.Tensor] = []
 
     def run(direction: int, steps: list[torch.Tensor]) -> list[torch.Tensor]:
-        both = sum(bias[direction].split(4 * hidden)) if bias is not None else 0.0
+        bias_sum = sum(bias[direction].split(4 * hidden)) if bias is not None else 0.0
         zeros = x.new_zeros(x.shape[1], hidden)
         state = start[direction] if start is not None else zeros
         cell = cell_start[direction] if cell_start is not None else zeros
         results = []
         for step in steps:
-            gates = step @ w[direction].t() + state @ r[direction].t() + both
+            gates = step @ w[direction].t() + state @ r[direction].t() + bias_sum
             i, o, f, c = gates.split(hidden, -1)
             cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(c)
             state = torch.sigmoid(o) * torch.tanh(cell)

@@ -26,9 +26,9 @@ def reshape(node: Node, x: torch.Tensor, shape: torch.Tensor | None = None) -> t
     sizes = integers(shape if shape is not None else node.get("shape"))
     if not node.get("allowzero", 0):
         sizes = [x.shape[place] if size == 0 else size for place, size in enumerate(sizes)]
-    named, there = node.batch
-    if named != there and sizes and sizes[0] == named:
-        sizes[0] = there
+    named, batch_size = node.batch
+    if named != batch_size and sizes and sizes[0] == named:
+        sizes[0] = batch_size
     return x.reshape(sizes)
 
 
@@ -116,11 +116,11 @@ def gather_elements(node: Node, x: torch.Tensor, indices: torch.Tensor) -> torch
 def scatter_elements(
     node: Node, x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor
 ) -> torch.Tensor:
-    axis, how = node.get("axis", 0), node.get("reduction", "none")
+    axis, reduction = node.get("axis", 0), node.get("reduction", "none")
     places = torch.where(indices < 0, indices + x.shape[axis], indices).to(torch.int64)
-    if how == "none":
+    if reduction == "none":
         return x.scatter(axis, places, updates)
-    name = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[how]
+    name = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[reduction]
     return x.scatter_reduce(axis, places, updates, name)
 
 
