@@ -3,10 +3,10 @@
 
 It collects the templates that `carme.translation` marks (`message`, which modules call `_`, `plural`, `noop`,
 and the nouns of `carme.wording.number`) from the code of `carme`, the spawner and the portal, and those of
-notebooks' magics (`carme_runtime.wording.say`), into `locale/de/LC_MESSAGES/carme.po`, and compiles that. A
-sentence that was reworded keeps its German, marked as fuzzy, until somebody has checked it: it is not
-compiled, and the test of the catalogue fails. Both files belong to the source, so that an installation needs
-no gettext.
+notebooks' magics (`carme_runtime.wording.translate`), into `locale/de/LC_MESSAGES/carme.po`, and compiles
+that. A sentence that was reworded keeps its German, marked as fuzzy, until somebody has checked it: it is
+not compiled, and the test of the catalogue fails. Both files belong to the source, so that an installation
+needs no gettext.
 """
 
 import ast
@@ -26,7 +26,7 @@ SOURCES = {
     "carme/src/carme": (*MARKS, "_"),
     "spawner/src": (*MARKS, "_"),
     "webui/src": MARKS,
-    "containers/runtime/src": ("say",),
+    "containers/runtime/src": ("translate",),
 }
 #: One template, or those for one thing and for several.
 Template = str | tuple[str, str]

@@ -8,7 +8,7 @@ outside of comments and texts count. EARLIER has what must stay.
 
 Words of WHOLE are refused where they are the whole name of a function or class of the product. In each folder
 of CLEARED, its words are refused as the whole name of anything: a variable, parameter, attribute or keyword
-too.
+too. Operators such as `__eq__` have `other` as their parameter, as Python's documentation writes them.
 
 Words and phrases of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python,
 in pages of documentation, and in templates, scripts and configuration. There a program reports, prints,
@@ -86,22 +86,50 @@ VARIABLES = {
     "whom": "target, user",
     "whose": "owner, labels",
 }
-#: Those of them that a folder has none of.
+#: Pronouns and vague words that are not names either in the folders that have none of them left.
+VAGUE = {
+    "about": "header, description, identity",
+    "anything": "what it is: placeholder, any_token",
+    "both": "pair, or what they are: challenges, windows",
+    "everyone": "world_group, peers, gathered, by_rank",
+    "everything": "entries, gathered",
+    "given": "arguments, inputs, requested, sources",
+    "here": "own_host, local_size, is_local",
+    "how": "ending, method, detail",
+    "me": "own_rank, own_node",
+    "news": "notifier, notification, message",
+    "nothing": "empty, absent, no_operation",
+    "several": "has_peers, entries, sequence",
+    "some": "subset, selected",
+    "there": "remote_offset, present, descriptions",
+    "what": "operation, kind, title, subject, reason",
+    "which": "index, mismatch, kind",
+    "who": "peer, client",
+    "why": "reason",
+}
+_NAMELESS = {**VARIABLES, **VAGUE}
+#: Folders in which these words still stand.
+NOT_CLEARED = ("carme_runtime/launcher/", "carme_runtime/out_of_core/")
+#: Which of these words a folder has none of.
 CLEARED: dict[str, Collection[str]] = {
     **dict.fromkeys(("ansible", "carme", "monitoring", "spawner", "webui"), VARIABLES.keys()),
-    "containers": VARIABLES.keys() - {"mine", "other", "others", "say", "theirs"},
+    "containers": VARIABLES.keys(),
+    "containers/runtime": VAGUE.keys(),
     **dict.fromkeys(("tests/benchmarks", "tests/native", "tests/unit/runtime"), ("made", "one")),
 }
 
-#: Earlier names that still work and warn, and what is in databases, journals and pickles: each with its
-#: files' ends.
+#: Earlier names that still work and warn, parameters that programs may name, and what is in databases,
+#: journals and pickles: each with its files' ends.
 EARLIER = {
     "_made": ("torch/stepping.py",),
     "asked_once": ("projects/models.py",),
+    "everyone": ("gaspi/process.py",),
     "kept": ("petri/memory.py", "petri/ranges.py"),
     "take_in": ("client/admin.py", "commands/take_in.py"),
     "tell": ("carme_runtime/progress.py",),
     "told_once": ("profile/models.py",),
+    "what": ("scaling/prediction.py",),
+    "which": ("petri/memory.py",),
 }
 
 #: What sentences of comments, docstrings and pages do not have, with what they have instead.
@@ -143,12 +171,19 @@ LEFT: dict[str, int] = {}
 
 
 def definitions(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Names that a module defines, each with its line."""
+    """Names that a module defines, each with its line; but `other`, the parameter of operators."""
+    operands = {
+        id(arg)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and re.fullmatch("__[a-z]+__", node.name)
+        for arg in node.args.args
+        if arg.arg == "other"
+    }
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.name, node.lineno
-            case ast.arg():
+            case ast.arg() if id(node) not in operands:
                 yield node.arg, node.lineno
             case ast.Name(ctx=ast.Store()):
                 yield node.id, node.lineno
@@ -239,12 +274,12 @@ def found_whole() -> list[str]:
 def found_variables() -> list[str]:
     """Names of the folders of CLEARED that are one of its words as a whole, likewise."""
     return [
-        f"{file}:{line}: {name!r}. Write: {VARIABLES[name.strip('_').lower()]}."
+        f"{file}:{line}: {name!r}. Write: {_NAMELESS[name.strip('_').lower()]}."
         for folder, words in CLEARED.items()
         for file in _listed(f"{folder}/*.py")
         for name, line in definitions(ast.parse((ROOT / file).read_text()))
         if name.strip("_").lower() in words and "/migrations/" not in file
-        if not file.endswith(EARLIER.get(name, ()))
+        if not file.endswith(EARLIER.get(name, ())) and not any(part in file for part in NOT_CLEARED)
     ]
 
 

@@ -97,6 +97,24 @@ def test_of_a_folder_that_has_some_of_the_words_the_rest_is_refused(
     assert found.startswith("tests/native/a.py:2: 'made'")
 
 
+def test_in_the_runtime_no_pronoun_stands_for_a_thing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "containers/runtime").mkdir(parents=True)
+    (tmp_path / "containers/runtime/a.py").write_text(
+        "def send(what, given):\n    mine = what\n    for other in given:\n        _there = other\n\n\n"
+        "class Part:\n    def __eq__(self, other): ...\n\n    def is_like(self, other): ...\n"
+    )
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(check_names, "ROOT", tmp_path)
+    found = [place.rpartition(". Write")[0].rpartition("/")[2] for place in check_names.found_variables()]
+    assert sorted(found) == [
+        "a.py:10: 'other'", "a.py:1: 'given'", "a.py:1: 'what'", "a.py:2: 'mine'", "a.py:3: 'other'",
+        "a.py:4: '_there'",
+    ]  # fmt: skip
+
+
 def test_what_may_stay_is_there() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=check_names.ROOT, check=True, capture_output=True, text=True

@@ -150,10 +150,10 @@ def heat(parts: int, steps: int) -> Net:
 
     @net.transition(start >> field + ready)
     def begin(cells: int, memory: Memory) -> Iterator[tuple[str, Any]]:
-        both = memory.allocate("field", (2, cells), "float64")
-        both.array()[:] = 0
-        both.array()[0, 0] = 1
-        yield "field", both
+        fields = memory.allocate("field", (2, cells), "float64")
+        fields.array()[:] = 0
+        fields.array()[0, 0] = 1
+        yield "field", fields
         for part in range(parts):
             yield "ready", (0, part)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from carme_runtime.wording import say
+from carme_runtime.wording import translate
 
 __all__ = [
     "REPORT",
@@ -55,18 +55,24 @@ class RunFailed(Exception):
 def carme(line: str = "") -> None:
     """List the magics of Carme, each with what it does."""
     rows = {
-        "%carme_run [options] script.py [argument ...]": say("run a script once for each GPU of the job"),
-        "%%carme_run [options] [-- argument ...]": say("the same; the script is the cell below this line"),
-        "%carme_stage [options] SOURCE [DESTINATION]": say(
+        "%carme_run [options] script.py [argument ...]": translate(
+            "run a script once for each GPU of the job"
+        ),
+        "%%carme_run [options] [-- argument ...]": translate(
+            "the same; the script is the cell below this line"
+        ),
+        "%carme_stage [options] SOURCE [DESTINATION]": translate(
             "copy data to the disk of each node, with progress"
         ),
-        "%carme_report [JOBID]": say("what this job uses of what you requested, and advice"),
-        "%carme_scale [options] script.py [argument ...]": say("predict how a script scales"),
+        "%carme_report [JOBID]": translate("what this job uses of what you requested, and advice"),
+        "%carme_scale [options] script.py [argument ...]": translate("predict how a script scales"),
     }
     lines = (f"    {usage:<47} {explanation}" for usage, explanation in rows.items())
-    print(say("The magics of Carme:"), *lines, sep="\n")
+    print(translate("The magics of Carme:"), *lines, sep="\n")
     print(
-        say("Tab completes options, and a question mark explains a magic: {example}", example="%carme_run?")
+        translate(
+            "Tab completes options, and a question mark explains a magic: {example}", example="%carme_run?"
+        )
     )
 
 
@@ -95,12 +101,12 @@ def carme_run(line: str, cell: str | None = None) -> None:
     words = _words(line)
     if cell is None:
         if not words:
-            raise UsageError(say("No script is named. Write: {line}", line="%carme_run train.py"))
+            raise UsageError(translate("No script is named. Write: {line}", line="%carme_run train.py"))
         return _run(words, announces=True)
     place = words.index("--") if "--" in words else len(words)
     options, arguments = words[:place], words[place + 1 :]
     if not cell.strip():
-        raise UsageError(say("The cell is empty. Write the program below the line with %%carme_run."))
+        raise UsageError(translate("The cell is empty. Write the program below the line with %%carme_run."))
     script = Path.cwd() / f".cell-{secrets.token_hex(4)}.py"
     opened = os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(opened, "w", encoding="utf-8") as file:
@@ -144,7 +150,7 @@ def carme_stage(line: str) -> Path:
     destination = _stage_destination(options.destination, source)
     if shutil.which("carme") is None:
         raise RunFailed(
-            say(
+            translate(
                 "the command carme is missing here. Install it with: {command}",
                 command="pip install 'carme[staging]'",
             )
@@ -177,16 +183,16 @@ def carme_report(line: str = "") -> None:
 
     job = line.strip() or os.environ.get("SLURM_JOB_ID", "")
     if not job:
-        sentence = say(
+        sentence = translate(
             "This notebook runs outside of a job. Name one of yours: {line}", line="%carme_report JOBID"
         )
         raise UsageError(sentence)
     if not (job.isascii() and job.isdecimal()):
-        sentence = say(
+        sentence = translate(
             "{job!r} is not the number of a job. Write: {line}", job=job, line="%carme_report JOBID"
         )
         raise UsageError(sentence)
-    text = say(
+    text = translate(
         "JupyterLab shows here what job {job} uses. In a terminal of the login host: {command}",
         job=job,
         command=f"carme report {job}",
@@ -210,14 +216,14 @@ def carme_scale(line: str) -> Any:
 
     words = _words(line)
     if not words:
-        raise UsageError(say("No script is named. Write: {line}", line="%carme_scale train.py"))
+        raise UsageError(translate("No script is named. Write: {line}", line="%carme_scale train.py"))
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "scale.json"
         options = ["-n", "1", "--scale-probe", "--scale-result", str(result)]
         code = _follow(_command([*options, *words]))
         if code:
             raise RunFailed(
-                say("the probe ended with exit code {code}; its output above says why.", code=code)
+                translate("the probe ended with exit code {code}; its output above says why.", code=code)
             )
         return Advice.of(load(result))
 
@@ -245,7 +251,7 @@ def _words(line: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise UsageError(say("The line cannot be read: {error}.", error=error)) from None
+        raise UsageError(translate("The line cannot be read: {error}.", error=error)) from None
 
 
 def _stage_parser() -> Any:
@@ -269,10 +275,10 @@ def _stage_destination(destination: str | None, source: Path) -> Path:
     if destination:
         return Path(destination).expanduser().absolute()
     if not os.environ.get("SLURM_JOB_ID"):
-        raise UsageError(say("Outside of a job say where to: {line}", line=_STAGE_LINE))
+        raise UsageError(translate("Outside of a job say where to: {line}", line=_STAGE_LINE))
     name = Path(os.path.normpath(source)).name  # without "..", which would leave /tmp
     if not name:
-        sentence = say(
+        sentence = translate(
             "{source} has no name below /tmp. Say where to: {line}", source=source, line=_STAGE_LINE
         )
         raise UsageError(sentence)
@@ -291,7 +297,9 @@ def _command(words: list[str], announces: bool = False) -> list[str]:
 def _run(words: list[str], show: Callable[[str], None] = _print, announces: bool = False) -> None:
     """Run it; `announces`: it says what it starts. Raises RunFailed."""
     if code := _follow(_command(words, announces), show):
-        raise RunFailed(say("the run ended with exit code {code}; its output above says why.", code=code))
+        raise RunFailed(
+            translate("the run ended with exit code {code}; its output above says why.", code=code)
+        )
 
 
 def _follow(command: list[str], show: Callable[[str], None] = _print) -> int:

@@ -229,7 +229,7 @@ class Recorder:
             if error:
                 self._error = OSError(error, os.strerror(error))
         if self._keeps and self._error:
-            self._say(f"The trace of rank {self._rank} is not complete: {self._error.strerror}.")
+            self._log(f"The trace of rank {self._rank} is not complete: {self._error.strerror}.")
         if self._folder:
             self._write_profile(self._folder, file)
 
@@ -258,12 +258,12 @@ class Recorder:
                 file.write(f'], "carme": {json.dumps(sums)}}}')
             draft.replace(file_of(folder, self._rank))
         except OSError as error:
-            self._say(f"The profile of rank {self._rank} cannot be written: {error.strerror}.")
+            self._log(f"The profile of rank {self._rank} cannot be written: {error.strerror}.")
         if recording and not self._keeps:
             with contextlib.suppress(OSError):
                 recording.unlink()
 
-    def _say(self, message: str) -> None:
+    def _log(self, message: str) -> None:
         print(f"carme: {message}", file=sys.stderr, flush=True)
 
 

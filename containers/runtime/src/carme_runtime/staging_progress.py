@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from carme_runtime.graph.show import size_text
-from carme_runtime.wording import say
+from carme_runtime.wording import translate
 
 __all__ = ["StagingProgress"]
 
@@ -77,14 +77,18 @@ class StagingProgress:
         for node, event in sorted(self.nodes.items()):
             share = _share(event)
             value = "" if share is None else f' value="{share:.3f}"'
-            name = escape(say("Node {number}", number=node))
+            name = escape(translate("Node {number}", number=node))
             bar = f'<progress aria-label="{name}"{value}></progress>'
             rows.append(f"<tr><th>{name}</th><td>{bar}</td><td>{escape(_words(event))}</td></tr>")
-        return f"<table>{''.join(rows)}</table>" if rows else f"<p>{escape(say('Looking at the source'))}</p>"
+        return (
+            f"<table>{''.join(rows)}</table>"
+            if rows
+            else f"<p>{escape(translate('Looking at the source'))}</p>"
+        )
 
 
 def _name(node: int) -> str:
-    return say("node {number}", number=node)
+    return translate("node {number}", number=node)
 
 
 def _done(event: dict[str, Any]) -> int:
@@ -101,17 +105,17 @@ def _share(event: dict[str, Any]) -> float | None:
 
 def _words(event: dict[str, Any]) -> str:
     files = int(event.get("copied", 0)) + int(event.get("unchanged", 0))
-    parts = [say("{files} files", files=files), size_text(_done(event))]
+    parts = [translate("{files} files", files=files), size_text(_done(event))]
     if event["event"] == "end":
         copied, seconds = size_text(int(event.get("bytes_copied", 0))), float(event.get("seconds", 0))
-        parts.append(say("{size} of it copied in {seconds:.1f} s", size=copied, seconds=seconds))
+        parts.append(translate("{size} of it copied in {seconds:.1f} s", size=copied, seconds=seconds))
         text = ", ".join(parts)
-        return text if event.get("ok") else say("{text}; not complete", text=text)
+        return text if event.get("ok") else translate("{text}; not complete", text=text)
     share = _share(event)
     if share is not None:
         parts.insert(0, f"{100 * share:.0f} %")
     parts.append(f"{size_text(int(event.get('bytes_per_second') or 0))}/s")
     left = event.get("seconds_left")
     if left is not None:
-        parts.append(say("{seconds:.0f} s left", seconds=float(left)))
+        parts.append(translate("{seconds:.0f} s left", seconds=float(left)))
     return ", ".join(parts)

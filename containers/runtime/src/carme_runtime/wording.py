@@ -2,10 +2,10 @@
 
 import os
 
-__all__ = ["say"]
+__all__ = ["translate"]
 
 
-def say(template: str, /, **values: object) -> str:
+def translate(template: str, /, **values: object) -> str:
     """A sentence in the language that `CARME_LANGUAGE` names; English where it is not known.
 
     `carme/catalogue.py` collects the templates, so each is written out where this is called.

@@ -273,8 +273,8 @@ def _with_splits(whole: Plan, splitter: Splitter, parts: int) -> Plan:
             if any(splitter.milliseconds(split) < _LONG * TASK_MS for split in tried):
                 continue
             names = {name for split in tried for name in split.operators}
-            kept_splits = tuple(each for each in best.splits if names.isdisjoint(each.operators))
-            candidate = _split_plan(whole, splitter, (*kept_splits, *tried))
+            disjoint = tuple(each for each in best.splits if names.isdisjoint(each.operators))
+            candidate = _split_plan(whole, splitter, (*disjoint, *tried))
             if candidate is not None and candidate.predicted_ms < _STEP * best.predicted_ms:
                 best = candidate
     return best if best.predicted_ms < _BETTER * whole.predicted_ms else whole

@@ -9,13 +9,13 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.sizes import show_size
 
 NO_RESULT = 2  # exit code
-_WHO = "carme-run --scale-probe:"
+_PREFIX = "carme-run --scale-probe:"
 _WANTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)")
 
 
 def end(sentence: str) -> NoReturn:
     """Say what came of the probe, and end the process, which has nothing else to do."""
-    print(f"{_WHO} {sentence}", file=sys.stderr)
+    print(f"{_PREFIX} {sentence}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(NO_RESULT)
@@ -23,7 +23,7 @@ def end(sentence: str) -> NoReturn:
 
 def has_explained(code: int, output: str) -> bool:
     """Whether a rank that ended with this code and output was a probe that has printed why."""
-    return code == NO_RESULT and _WHO in output
+    return code == NO_RESULT and _PREFIX in output
 
 
 def memory_sentence(error: BaseException) -> str:
