@@ -1,15 +1,18 @@
 """Train on many processes, GPUs and nodes of a job.
 
-`carme-run train.py` starts a script on all of them, and each process is a rank. In the script:
+`carme-run train.py` starts a script on all of them; each of its processes is a rank. In the script:
 
 - `carme_runtime.torch.parallelize(model, optimizer)` averages gradients over the ranks (PyTorch),
 - `carme_runtime.keras.Model(model)` does so for Keras 3, and `carme_runtime.horovod` for scripts of Horovod,
 - `carme_runtime.torch.pipeline(model, ...)` splits a model that is too large for one process,
 - `carme_runtime.memory(limit)` trains a model in less memory than it needs,
-- `carme_runtime.petri` runs workflows, and `carme_runtime.onnx` runs ONNX models on several workers.
+- `carme_runtime.checkpoint.Checkpoints` saves a training run, and resumes it,
+- `carme_runtime.scaling.advise(model, loader)` predicts how fast training is on more ranks,
+- `carme_runtime.petri` runs workflows as Petri nets, and `carme_runtime.onnx` ONNX models on several workers,
+- `carme_runtime.gaspi` has one-sided communication for programs of your own.
 
-Importing this package needs only Python's standard library, so it installs into any container. The parts
-that use PyTorch, Keras and others need these.
+`help()` of each of them says more. Importing this package needs only Python's standard library, so it
+installs into any container; PyTorch, Keras and other frameworks are needed by the parts that use them.
 """
 
 import os
@@ -28,13 +31,14 @@ def memory(limit: int | str, spill: str | os.PathLike[str] | None = None, device
     """Train in less memory than a model needs: `with carme_runtime.memory("2GiB") as budget:`. Needs PyTorch.
 
     Args:
-        limit: The most that this process may use in all, such as "2GiB"; on a GPU, the most for tensors.
-        spill: A folder on a disk, for what does not fit into the host's memory. Nothing stays in it.
+        limit: The most memory that this process may use, in bytes or such as "2GiB"; of a GPU, the most that
+            tensors may use.
+        spill: A folder on a local disk, for what does not fit into the host's memory. It is empty afterwards.
         device: The device whose memory is limited. With `cuda`, or `cuda:1`, what does not fit waits in the
             host's memory, which must have room for it.
 
     Returns:
-        A budget: hand it your model and optimizer with `adopt`; its `plan` says what a step costs.
+        A budget: give it your model and optimizer with `adopt`; its `plan()` says what a step costs.
 
     Raises:
         CarmeRuntimeError: The limit is not a size of memory, or there is no such device.

@@ -15,13 +15,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from carme_runtime.scaling.advice import advise
     from carme_runtime.scaling.curves import save
     from carme_runtime.scaling.errors import ScalingError
     from carme_runtime.scaling.network import Machine, parse_network
     from carme_runtime.scaling.prediction import Point, Prediction, predict
     from carme_runtime.scaling.profiles import Gradient, Input, Memory, Profile, load
     from carme_runtime.scaling.show import as_dict, drawing, table
-    from carme_runtime.scaling.shown import Advice
 
 __all__ = [
     "Gradient",
@@ -43,14 +43,8 @@ __all__ = [
 ]
 
 
-def advise(model: Any, loader: Any, **options: Any) -> "Advice":
-    """Measure a model with a loader's batches and predict it on more ranks; see `advice.advise`."""
-    from carme_runtime.scaling.advice import advise as measured
-
-    return measured(model, loader, **options)
-
-
 _PARTS = {
+    "advice": ("advise",),
     "curves": ("save",),
     "errors": ("ScalingError",),
     "network": ("Machine", "parse_network"),

@@ -30,18 +30,24 @@ def advise(
     upto: int = 64,
     seconds: float = 30.0,
 ) -> Advice:
-    """Measure a model with the batches of a loader, and predict it on more ranks. The model stays as it is.
+    """Measure a model with the batches of a loader, and predict how fast it trains on more ranks.
 
-    The step of the optimizer is not measured; `carme-run --scale-probe` does that.
+        scaling.advise(model, loader, loss=torch.nn.functional.cross_entropy, network="100 Gbit/s, 2 us")
+
+    The model stays as it is. The step of the optimizer is not measured; `carme-run --scale-probe` does that.
 
     Args:
         model: In training, on its device.
-        loader: Of batches such as (inputs, targets); the first element is what the model is called with.
+        loader: A DataLoader, or other batches such as (inputs, targets); the model is called with the first
+            element of each.
         loss: Called with the model's result and the rest of a batch. Default: a sum over the result.
-        network: Links between nodes, such as "100 Gbit/s, 2 us".
-        ranks_per_node: As a rule the GPUs of a node.
-        upto: The most ranks.
+        network: The links between nodes. Default: those of the file that CARME_LINKS names, else 10 Gbit/s.
+        ranks_per_node: How many ranks share a node, as a rule one for each GPU.
+        upto: The largest number of ranks to predict for.
         seconds: About how long to measure.
+
+    Returns:
+        The prediction: a notebook shows its curve and its table, a terminal the table.
 
     Raises:
         ScalingError: No batch comes, the model cannot be run with it, or the network cannot be read.

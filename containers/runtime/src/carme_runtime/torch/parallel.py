@@ -62,35 +62,40 @@ def parallelize(
     shard_optimizer: bool = False,
     start: str = "",
 ) -> tuple[Model, torch.optim.Optimizer]:
-    """Train `model` data-parallel over all ranks of the run. Returns both objects, to be used as before.
+    """Train `model` data-parallel over all ranks of the run.
 
         model, optimizer = parallelize(model, optimizer)    # the training loop stays as it is
 
-    Each rank passes its own share of the global batch to the model. The optimizer gets the gradients of the
+    Each rank calls the model with its own share of the global batch. The optimizer gets the gradients of the
     mean loss over the global batch, also if shares differ in length or are empty. On the host SGD, Adam and
     AdamW use PyTorch's fused kernel, unless you set `fused` or `foreach`.
 
     Args:
         model: A model on the host or on one GPU. All ranks get the parameters and buffers of rank 0.
         optimizer: An optimizer over parameters of this model.
-        accumulate: Backward passes per step. Gradients are those of the sum of the passes' losses, divided
-            by this number. They are reduced in the last pass, or by a step that comes before it.
+        accumulate: Backward passes per step. Gradients are those of the mean of the passes' losses. They are
+            reduced in the last pass, or by a step that comes before it.
         clip_norm: Clip the norm of all gradients to this before each step. Default: no clipping.
-        bucket_mb: Size of a bucket in MiB; between nodes the last ones are smaller. Default: what
-            CARME_FUSION_THRESHOLD_KB says, else 8 on one node, 1 between nodes.
-        overlap_step: Let `backward` return while gradients still travel, and the step update each bucket's
-            parameters as soon as it is reduced. Reading a parameter's `grad` before the step waits for all.
-            Not with `clip_norm`, and only for optimizers that treat each parameter by itself.
-        broadcast_buffers: Copy rank 0's buffers (running means and such) to all before each training pass.
+        bucket_mb: Size in MiB of the buckets in which gradients are reduced together; between nodes the last
+            ones are smaller. Default: CARME_FUSION_THRESHOLD_KB, else 8 on one node, 1 between nodes.
+        overlap_step: Return from `backward` while gradients are still being reduced, and let the step update
+            each bucket's parameters as soon as it is ready. Reading a parameter's `grad` before the step
+            waits for all. Not with `clip_norm`, and only for optimizers that treat each parameter by itself.
+        broadcast_buffers: Copy rank 0's buffers, such as running means, to all ranks before each training
+            pass.
         wire: How 32-bit gradients on the host travel between nodes: `bf16` sends half the bytes, `int8` a
             quarter. What a step loses by rounding is added to the next one. Default: 32 bits.
         batch_dim: Which dimension of the model's first tensor is the batch: 1 for (sequence, batch).
         shard_optimizer: Divide the optimizer's state and step among the ranks (ZeRO 1); no `grad` is set.
-            With `overlap_step` parameters still travel when the step returns: until the next forward pass
-            use them by the model's calls and `state_dict` only. All ranks call `optimizer.state_dict()`
-            together; it is that of one process.
-        start: `streamed`: return while rank 0's parameters still travel, and wait for each in the first
-            forward pass. Until then use them by the model's calls, `state_dict` and `load_state_dict` only.
+            All ranks call `optimizer.state_dict()` together; it returns what one process would have. With
+            `overlap_step` parameters are still being sent when the step returns: until the next forward
+            pass use them only through calls of the model and its `state_dict`.
+        start: "streamed": return while rank 0's parameters are still being sent; the first forward pass waits
+            for each of them. Until then use them only through calls of the model, its `state_dict` and its
+            `load_state_dict`. Default: return when all ranks have them.
+
+    Returns:
+        The same model and the same optimizer.
 
     Raises:
         InvalidCall: An argument is invalid, or the ranks have different models.

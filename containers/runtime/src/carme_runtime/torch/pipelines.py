@@ -65,48 +65,55 @@ def pipeline(
     start: str = "",
     variable_shapes: bool = False,
 ) -> tuple["Pipeline", torch.optim.Optimizer]:
-    """Train `model` as a pipeline over all ranks of the run.
+    """Train `model` as a pipeline over all ranks of the run: each rank computes some of its layers.
 
-    The model is traced, measured on rank 0, and cut into stages by what was measured. Each rank keeps the
-    parameters of its own stage, and the optimizer those alone. Rank 0's parameters are given to all. Ranks
-    0 to `stages` - 1 are the first pipeline; further ranks are replicas of it.
+        model, optimizer = pipeline(model, optimizer, example=inputs)
+        loss = model.step(inputs, targets, loss=torch.nn.functional.cross_entropy)    # see `Pipeline`
+
+    Rank 0 traces and measures the model, which is cut into stages that take about the same time; slower ranks
+    get smaller ones. Each rank keeps the parameters of its own stage only, and so does its optimizer. All
+    begin with rank 0's parameters. Ranks 0 to `stages` - 1 are the first pipeline, the others replicas of it.
 
     Args:
-        model: On the host or on this rank's GPU, and in training. The same on all ranks.
+        model: The same on all ranks, in training, on the host or on this rank's GPU.
         optimizer: Over parameters of this model.
         example: What the model is called with, as large as the largest batch of a replica.
-        stages: Ranks of one pipeline. None: chosen, as are the next two.
-        micro_batches: Into how many parts a batch is divided.
-        schedule: `gpipe`, `1f1b`, `interleaved`, `zb1p` or `zbv`. None: `1f1b`.
-        memory: Of each rank, in bytes or such as "10GiB", that no stage may need more than. None: each rank's
-            share of what is free of the job's limit. A stage may compute forward passes again to fit. Slower
-            ranks get smaller stages.
-        strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one. `hybrid`: several
-            pipelines. `auto`: the fastest that fits, by prediction. `carme-run --strategy` counts before.
-        batch_norm: How BatchNorm treats micro-batches: `micro` (also None; it warns), `deferred`, `exact`.
-        cut_points: Names of layers with which stages begin, instead of what is measured to be best.
+        stages: Ranks of one pipeline. Default: chosen by prediction.
+        micro_batches: How many parts a batch is divided into. Default: chosen by prediction.
+        schedule: `gpipe`, `1f1b`, `interleaved`, `zb1p` or `zbv`. Default: `1f1b`.
+        memory: The most that a stage may need, in bytes or such as "10GiB"; to fit, it may compute forward
+            passes again. Default: each rank's share of what is free of the job's limit.
+        strategy: `data`: the whole model on each rank; `pipeline`: one pipeline of all; `hybrid`: several;
+            `auto` (default): the fastest that fits, by prediction. `carme-run --strategy` overrides it.
+        batch_norm: How BatchNorm treats micro-batches: `micro` (default; it warns), `deferred` or `exact`.
+        cut_points: Names of layers with which stages begin, in place of those that are best by prediction.
         whole_layers: Names of layers that are not traced into.
-        graph: Of this model, measured before (see `trace`): nothing is measured then.
+        graph: Of this model, measured before (see `trace`), in place of measuring it now.
         whole_batch: Whether the example is a batch of all replicas together.
-        start: `streamed`: return while rank 0's parameters travel; the first forward pass waits for each.
-            Until then use them by the pipeline's calls, `state_dict` and `load_state_dict` only.
+        start: "streamed": return while rank 0's parameters are still being sent; the first forward pass waits
+            for each. Until then use them by the pipeline's calls, `state_dict` and `load_state_dict` only.
         variable_shapes: Whether inputs may be smaller than the example where dimensions are left open.
 
     Raises:
-        InvalidCall: An argument that cannot be, or a model that cannot be traced.
-        PlanError: A plan that cannot be; it names the nearest that can.
-        Mismatch: Ranks with different models.
+        InvalidCall: An argument is invalid, or the model cannot be traced.
+        PlanError: No plan fits the arguments; the message names the nearest one that works.
+        Mismatch: The ranks have different models.
     """
-    check_start(start)
-    settle_arrivals(model)
-    settle_optimizer(optimizer)
-    strategies.follow()
-    leave_recomputation()
+    _prepare(model, optimizer, start)
     run, points = Run(), tuple(cut_points)
     request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
     requested = _Requested(request, memory, strategy, batch_norm, tuple(whole_layers), graph, variable_shapes)
     traced, planned = _planned_or_ended(model, optimizer, example, requested, run)
     return Pipeline(traced, planned, optimizer, run, start == STREAMED), optimizer
+
+
+def _prepare(model: nn.Module, optimizer: torch.optim.Optimizer, start: str) -> None:
+    """Check `start`, and end what would disturb a pipeline. Raises InvalidCall."""
+    check_start(start)
+    settle_arrivals(model)
+    settle_optimizer(optimizer)
+    strategies.follow()
+    leave_recomputation()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,15 +206,15 @@ def _with_batch_norm(planned: Plan, traced: Traced, requested: str | None) -> Pl
 class Pipeline:
     """A model in stages on several ranks. Made by `pipeline`.
 
-    loss = model.step(inputs, targets, loss=torch.nn.functional.cross_entropy)
-    model.clip_grad_norm_(1.0)
-    optimizer.step()
-    optimizer.zero_grad()
+        loss = model.step(inputs, targets, loss=torch.nn.functional.cross_entropy)
+        model.clip_grad_norm_(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
 
-    Or as any model, which holds the activations of all micro-batches until the backward pass:
+    Or call it as any model; then it holds the activations of all micro-batches until the backward pass:
 
-    loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-    loss.backward()
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
     """
 
     def __init__(
