@@ -53,8 +53,8 @@ typedef struct {
     int file;
 } carme_range;
 
-static int carme_range_fail_(carme_range *range, const char *name, const char *why) {
-    snprintf(range->error, sizeof range->error, "Range %.200s cannot be opened: %.200s.", name, why);
+static int carme_range_fail_(carme_range *range, const char *name, const char *reason) {
+    snprintf(range->error, sizeof range->error, "Range %.200s cannot be opened: %.200s.", name, reason);
     if (range->file >= 0) close(range->file);
     range->file = -1;
     return -1;
@@ -122,12 +122,12 @@ static int carme_range_find_(const char *name, char *path, size_t size, char *fi
 
 /* Open and lock a file: 1 if another one was put in its place before the lock was there, or it was moved. */
 static int carme_range_hold_(carme_range *range, const char *path, int write_too) {
-    struct stat found, there;
+    struct stat found, current;
     range->file = open(path, (write_too ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (range->file < 0) return errno == ENOENT ? 1 : -1;
     /* While it is locked nobody deletes it or moves it. */
     if (flock(range->file, LOCK_SH) || fstat(range->file, &found)) return -1;
-    if (stat(path, &there) || there.st_ino != found.st_ino || there.st_dev != found.st_dev) {
+    if (stat(path, &current) || current.st_ino != found.st_ino || current.st_dev != found.st_dev) {
         close(range->file);
         range->file = -1;
         errno = ENOENT;
