@@ -33,8 +33,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scale-probe",
         action="store_true",
-        help="with -n 1: measure steps of a script of PyTorch, or of Keras on PyTorch or TensorFlow, for at "
-        "most two minutes, end it, and predict how it scales",
+        help="with -n 1: measure the first steps of a PyTorch script, or of a Keras script on PyTorch or "
+        "TensorFlow, for at most two minutes, then end it and predict how it scales",
     )
     parser.add_argument(
         "--scale-result",

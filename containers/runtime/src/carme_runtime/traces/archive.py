@@ -1,4 +1,4 @@
-"""OTF2 archives, for Vampir and all that reads OTF2: definitions here, events in the core.
+"""OTF2 archives, for Vampir and other readers of OTF2: definitions here, events in the core.
 
 Each rank is a location group, each of its threads a location; what runs beside other things in one thread,
 such as firings, has locations of its own. Collectives and messages name the communicator (a group of

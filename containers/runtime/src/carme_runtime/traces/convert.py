@@ -22,7 +22,7 @@ def parse(text: str) -> tuple[str, Path]:
     if kind not in FORMATS or not path:
         raise TraceError(
             f"'{text}' is not a trace that can be written.",
-            "Write otf2:DIR for Vampir and all that reads OTF2, or html:FILE for a page.",
+            "Write otf2:DIR for Vampir and other readers of OTF2, or html:FILE for a page.",
         )
     return kind, Path(path)
 

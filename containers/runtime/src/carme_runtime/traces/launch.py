@@ -25,13 +25,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FORMAT:PATH",
-        help="record what all ranks do and when: otf2:DIR for Vampir and all that reads OTF2, html:FILE as a "
-        "page; may be given twice",
+        help="record what all ranks do and when: otf2:DIR for Vampir and other readers of OTF2, html:FILE "
+        "for a page in the browser; may be given twice",
     )
     parser.add_argument(
         "--trace-limit",
         metavar="SIZE",
-        help=f"of all recordings together; what has no room is counted (default: {_USUAL_LIMIT})",
+        help="the most that all recordings take together; further events are only counted "
+        f"(default: {_USUAL_LIMIT})",
     )
 
 
