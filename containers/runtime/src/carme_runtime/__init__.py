@@ -1,6 +1,7 @@
 """Train on many processes, GPUs and nodes of a job.
 
-`carme-run train.py` starts a script on all of them; each of its processes is a rank. In the script:
+`carme-run train.py` starts a script in one process per GPU on all nodes of the job; each process is a rank.
+In the script:
 
 - `carme_runtime.torch.parallelize(model, optimizer)` averages gradients over the ranks (PyTorch),
 - `carme_runtime.keras.Model(model)` does so for Keras 3, and `carme_runtime.horovod` for scripts of Horovod,
