@@ -82,9 +82,9 @@ def _check_folder() -> None:
 
 async def _run(arguments: list[str], announces: bool) -> int:
     # Until a run takes interrupts over. The loop hears of one even if it comes just before it waits.
-    me = asyncio.current_task()
-    assert me
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, me.cancel)
+    own_task = asyncio.current_task()
+    assert own_task
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, own_task.cancel)
     options, command = parse(arguments)
     options.announces = announces
     probing = scaling.prepare(options)

@@ -22,9 +22,9 @@ SETS = (
 SECRETS = (
     "DASK_DISTRIBUTED__COMM__TLS__CA_FILE",
     *(
-        f"DASK_DISTRIBUTED__COMM__TLS__{who}__{what}"
-        for who in ("CLIENT", "SCHEDULER", "WORKER")
-        for what in ("CERT", "KEY")
+        f"DASK_DISTRIBUTED__COMM__TLS__{role}__{part}"
+        for role in ("CLIENT", "SCHEDULER", "WORKER")
+        for part in ("CERT", "KEY")
     ),
 )
 # Workers answer HTTP without a password. With no routes they answer nothing.

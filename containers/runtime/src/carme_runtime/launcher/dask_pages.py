@@ -32,8 +32,8 @@ def pages_of(caller: Mapping[str, str], host: str) -> Pages | None:
     folder = Path(f"/tmp/carme-{caller.get('SLURM_JOB_ID')}/apps")
     if not _is_private(folder) or not importlib.util.find_spec("bokeh"):
         return None
-    here = {caller.get("SLURMD_NODENAME"), socket.gethostname()}
-    if host not in here:
+    own_hosts = {caller.get("SLURMD_NODENAME"), socket.gethostname()}
+    if host not in own_hosts:
         return None
     for name in ("dask", *(f"dask-{number}" for number in range(2, _MOST_AT_ONCE))):
         found = _reserved(folder, name)

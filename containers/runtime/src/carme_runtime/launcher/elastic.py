@@ -115,22 +115,22 @@ async def execute(
         if not run.growing:
             restarts += 1
         if restarts > limits.max_restarts:
-            _say(f"The run had its {limits.max_restarts} restarts, and is over.")
+            _log(f"The run had its {limits.max_restarts} restarts, and is over.")
             break
         places = seats.places(fabric.members, rank_options.devices_per_rank)
         if len(places) < max(limits.min_ranks, 1):
             left = f"{len(places)} rank" + ("s" if len(places) != 1 else "")
-            _say(f"{left} could go on, and --min-ranks asks for {limits.min_ranks}: the run is over.")
+            _log(f"{left} could go on, and --min-ranks asks for {limits.min_ranks}: the run is over.")
             break
         starts += 1
-        why = "A node has come" if run.growing else f"Restart {restarts} of {limits.max_restarts}"
-        _say(f"{why}: {len(places)} ranks go on, {count} there were before.")
+        reason = "A node has come" if run.growing else f"Restart {restarts} of {limits.max_restarts}"
+        _log(f"{reason}: {len(places)} ranks go on, {count} there were before.")
     if code == 0:
         shutil.rmtree(folder, ignore_errors=True)
     elif folder.exists():
-        _say(f"What the ranks committed last is in {folder}.")
+        _log(f"What the ranks committed last is in {folder}.")
     return code
 
 
-def _say(sentence: str) -> None:
+def _log(sentence: str) -> None:
     print(f"carme-run: {sentence}", file=sys.stderr, flush=True)

@@ -50,9 +50,9 @@ def choose(members: Members, hosts: list[tuple[str, int]]) -> tuple[Members, lis
     named = [(known.get(host) or known.get(host.partition(".")[0]), host, slots) for host, slots in hosts]
     missing = [host for member, host, _ in named if member is None]
     if missing:
-        here = ", ".join(member.host for member in members.present)
+        present = ", ".join(member.host for member in members.present)
         raise CarmeRuntimeError(
-            f"The hostfile names {', '.join(missing)}, but the nodes of this job are: {here}.",
+            f"The hostfile names {', '.join(missing)}, but the nodes of this job are: {present}.",
             "Name nodes of the job.",
         )
     room: dict[Member, int] = {}

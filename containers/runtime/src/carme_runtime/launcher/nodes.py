@@ -34,10 +34,10 @@ async def wait_for_nodes(fabric: Fabric, nodes: int | None) -> None:
     members = fabric.members
     missing = (nodes or members.expected) - len(members.present)
     if missing > 0:
-        here = ", ".join(member.host for member in members.present)
+        present = ", ".join(member.host for member in members.present)
         lost = f"; lost: {', '.join(members.lost)}" if members.lost else ""
         raise CarmeRuntimeError(
-            f"{missing} of the job's {members.expected} nodes cannot be reached (here: {here}{lost}).",
+            f"{missing} of the job's {members.expected} nodes cannot be reached (here: {present}{lost}).",
             f"Use --nodes {len(members.present)} to run on those that are here, or start a new job.",
         )
 

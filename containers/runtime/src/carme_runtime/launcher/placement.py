@@ -78,7 +78,7 @@ def rank_environment(
     place: Place, places: list[Place], master_port: int, caller: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that the rank at `place`, one of `places`, gets on top of the caller's."""
-    several = is_spread(places)
+    spans_nodes = is_spread(places)
     variables = {
         "RANK": place.rank,
         "WORLD_SIZE": len(places),
@@ -86,16 +86,16 @@ def rank_environment(
         "LOCAL_WORLD_SIZE": place.local_size,
         "NODE_RANK": place.node_rank,
         "GROUP_RANK": place.node_rank,
-        "MASTER_ADDR": places[0].member.address if several else "127.0.0.1",
+        "MASTER_ADDR": places[0].member.address if spans_nodes else "127.0.0.1",
         "MASTER_PORT": master_port,
         "PYTHONUNBUFFERED": 1,
     }
     if "OMP_NUM_THREADS" not in caller:
         variables["OMP_NUM_THREADS"] = max(1, place.member.cpus // place.local_size)
-    if several and place.member.interface:
+    if spans_nodes and place.member.interface:
         # Gloo would take the address that the host's own name has, which on many hosts is a loopback one.
         variables["GLOO_SOCKET_IFNAME"] = caller.get("GLOO_SOCKET_IFNAME", place.member.interface)
-    if several:
+    if spans_nodes:
         # For carme_runtime.gaspi: where this rank is reached, and the key by which ranks know each other.
         variables["CARME_ADDRESS"] = place.member.address
         variables["CARME_KEY_FILE"] = place.member.key_file

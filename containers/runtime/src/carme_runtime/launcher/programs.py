@@ -199,9 +199,9 @@ class _Running:
                     self._ready.set_result(None)
 
     def _exited(self, number: int, code: int) -> None:
-        how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+        ending = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
         self._fail(
-            f"{self._program.name} on {self._hosts[number]} {how}. Its last output:\n"
+            f"{self._program.name} on {self._hosts[number]} {ending}. Its last output:\n"
             f"{self._tails[number].report()}\n"
         )
 

@@ -44,10 +44,10 @@ def plan(places: list[Place], rank_options: RankOptions, command: list[str]) -> 
     for place in places:
         reported = rank_options.of(place)
         line = f"rank {place.rank} on {place.member.host}, number {place.local_rank} there"
-        for what, name in (("devices", "GPU"), ("cpus", "core")):
-            if what in reported:
-                begin, end = reported[what]
-                some = f"{name} {begin}" if end == begin + 1 else f"{name}s {begin} to {end - 1}"
-                line += f", {some if end > begin else f'no {name}'}"
+        for kind, name in (("devices", "GPU"), ("cpus", "core")):
+            if kind in reported:
+                begin, end = reported[kind]
+                span = f"{name} {begin}" if end == begin + 1 else f"{name}s {begin} to {end - 1}"
+                line += f", {span if end > begin else f'no {name}'}"
         lines.append(line + ", memory near them" * ("memory" in reported))
     return "\n".join(lines)

@@ -26,8 +26,8 @@ def with_port_written(
 
     @functools.wraps(start)
     def started(*args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(start).bind(*args, **kwargs).arguments
-        folder, node, port = map(given.get, ("session_dir", "node_id", "dashboard_agent_listen_port"))
+        arguments = inspect.signature(start).bind(*args, **kwargs).arguments
+        folder, node, port = map(arguments.get, ("session_dir", "node_id", "dashboard_agent_listen_port"))
         if folder and node and port:
             write(str(folder), str(node), int(port))
         return start(*args, **kwargs)

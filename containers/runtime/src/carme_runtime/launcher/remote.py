@@ -77,9 +77,9 @@ async def _find(fabric: Fabric, host: str) -> Member:
         waiting = len(fabric.members.present) + len(fabric.members.lost) < fabric.members.expected
         left = end - asyncio.get_running_loop().time()
         if not waiting or left <= 0:
-            here = ", ".join(member.host for member in fabric.members.present)
+            present = ", ".join(member.host for member in fabric.members.present)
             raise CarmeRuntimeError(
-                f"'{host}' is not a node of this job, whose nodes are: {here}.", "Name one of them."
+                f"'{host}' is not a node of this job, whose nodes are: {present}.", "Name one of them."
             )
         try:
             await asyncio.wait_for(fabric.next_event(), left)
@@ -91,7 +91,7 @@ async def _follow(fabric: Fabric, member: Member) -> int:
     code = FAILED
     while True:
         event = await fabric.next_event()
-        if event.gone or member.number not in {other.number for other in fabric.members.present}:
+        if event.gone or member.number not in {each.number for each in fabric.members.present}:
             raise CarmeRuntimeError(f"The agent of {member.host} was lost.", "See whether the node is down.")
         if event.node != member.number:
             continue

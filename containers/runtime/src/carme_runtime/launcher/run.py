@@ -240,8 +240,8 @@ class Run:
         return code if code > 0 else 128 - code
 
     def _report(self, rank: int, code: int) -> str:
-        how = f"ended with exit code {code}" if code > 0 else f"was killed by {_signal_name(-code)}"
-        sentence = f"carme-run: Rank {rank} on {self._hosts[rank]} {how}"
+        cause = f"ended with exit code {code}" if code > 0 else f"was killed by {_signal_name(-code)}"
+        sentence = f"carme-run: Rank {rank} on {self._hosts[rank]} {cause}"
         sentence += ", so the others were stopped." if len(self._places) > 1 else "."
         if code == -signal.SIGKILL:
             sentence += " This is often a lack of memory: use less of it, or start a job with more."
