@@ -63,21 +63,19 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_place_options(parser: argparse.ArgumentParser) -> None:
     """Where ranks run, and what each of them has there."""
-    parser.add_argument(
-        "-n", type=_count, metavar="N", help="how many ranks to start (default: as many as fit)"
-    )
+    parser.add_argument("-n", type=_count, metavar="N", help="number of ranks (default: as many as fit)")
     parser.add_argument("--nodes", type=_count, metavar="M", help="use the first M nodes (default: all)")
     parser.add_argument(
         "--devices-per-node",
         type=_count,
         metavar="K",
-        help="ranks per node (default: one per GPU of the job there, or one where there is none)",
+        help="ranks per node (default: one per GPU that the job has on the node, or one without GPUs)",
     )
     parser.add_argument(
         "--devices-per-rank",
         type=_count,
         metavar="D",
-        help="GPUs that each rank sees alone (default: every rank sees all of its node)",
+        help="GPUs of its own that each rank sees (default: each rank sees all GPUs of its node)",
     )
     parser.add_argument(
         "--no-gpu",
@@ -118,7 +116,7 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         "--output-on-all-devices",
         action="store_true",
         help="with carme_runtime.keras, every rank prints what fit, evaluate, predict, summary and callbacks "
-        "say (default: rank 0)",
+        "report (default: rank 0 alone)",
     )
     parser.add_argument(
         "--log-folder", type=Path, metavar="DIR", help="also write the output of rank N to DIR/rank-N.log"
@@ -127,7 +125,7 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         "--hang-seconds",
         type=_seconds,
         metavar="S",
-        help="report where the ranks are when a call has waited for S seconds (default: 300; 0: never)",
+        help="print the ranks' stacks when a call has waited for S seconds (default: 300; 0: never)",
     )
 
 
@@ -162,7 +160,8 @@ def _add_library_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--torch-backend",
         choices=TORCH_BACKENDS,
-        help="the backend that init_process_group gives PyTorch scripts, whatever they or their library name",
+        help="the backend of torch.distributed in PyTorch scripts, in place of the one that they or their "
+        "library name",
     )
     parser.add_argument(
         "--transport",
@@ -183,8 +182,8 @@ def _add_observation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-level",
         choices=logs.LEVELS,
-        help="how much the library logs, each rank on its standard error output (default: WARNING); with "
-        "INFO or DEBUG it also logs where ranks run",
+        help="how much carme_runtime logs on each rank's standard error (default: WARNING); INFO and DEBUG "
+        "also log where ranks run",
     )
 
 
@@ -194,8 +193,8 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         "--fusion-threshold",
         type=_number,
         metavar="KIB",
-        help="Keras and parallelize gather gradients up to so many KiB and reduce them together; 0: each by "
-        "itself (default: 8192, between nodes with PyTorch 1024)",
+        help="size of the buckets in which Keras and parallelize reduce gradients together; 0: each gradient "
+        "by itself (default: 8192, between nodes with PyTorch 1024)",
     )
     parser.add_argument(
         "--memory-per-rank",
@@ -209,14 +208,14 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recompute",
         action="store_true",
-        help="with --memory-per-rank: layers of PyTorch in a row compute their forward passes again in the "
-        "backward pass, where the disk would take longer for what they leave",
+        help="with --memory-per-rank: compute forward passes of consecutive PyTorch layers again in the "
+        "backward pass, where moving their activations to the disk and back takes longer",
     )
     parser.add_argument(
         "--strategy",
         choices=strategies.STRATEGIES,
         help="how the ranks of a script that calls pipeline(), or of a Keras script, share its model "
-        "(default: what the script says, else auto: what is predicted to be fastest and fits into memory)",
+        "(default: what the script says, else auto: the fastest that fits into memory, by prediction)",
     )
     parser.add_argument(
         "--plan",
@@ -232,19 +231,20 @@ def _add_action_options(parser: argparse.ArgumentParser) -> None:
         "--python-interpreter",
         type=_words,
         metavar="PATH",
-        help="what runs the script instead of this Python; empty: nothing, the script is a program",
+        help="the interpreter that runs the script (default: this Python); empty: none, the script is a "
+        "program itself",
     )
     parser.add_argument(
         "--cleanup",
         action="store_true",
-        help="run nothing; end what earlier runs left behind on the nodes: processes that left their rank's "
+        help="run nothing; end processes that earlier runs left on the nodes: those that left their rank's "
         "process group, or whose agent was killed; with a script only those that name it",
     )
     parser.add_argument(
         "--onnx",
         metavar="MODEL",
-        help="as the first option: run an ONNX model on several workers; carme-run --onnx --help has its "
-        "own options",
+        help="as the first option: run an ONNX model on several workers; carme-run --onnx --help lists "
+        "its options",
     )
     parser.add_argument("--force", action="store_true", help="with --cleanup: kill these processes")
     parser.add_argument(
