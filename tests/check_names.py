@@ -108,8 +108,6 @@ VAGUE = {
     "why": "reason",
 }
 _NAMELESS = {**VARIABLES, **VAGUE}
-#: Folders in which these words still stand.
-NOT_CLEARED = ("carme_runtime/launcher/", "carme_runtime/out_of_core/")
 #: Which of these words a folder has none of.
 CLEARED: dict[str, Collection[str]] = {
     **dict.fromkeys(("ansible", "carme", "monitoring", "spawner", "webui"), VARIABLES.keys()),
@@ -279,7 +277,7 @@ def found_variables() -> list[str]:
         for file in _listed(f"{folder}/*.py")
         for name, line in definitions(ast.parse((ROOT / file).read_text()))
         if name.strip("_").lower() in words and "/migrations/" not in file
-        if not file.endswith(EARLIER.get(name, ())) and not any(part in file for part in NOT_CLEARED)
+        if not file.endswith(EARLIER.get(name, ()))
     ]
 
 

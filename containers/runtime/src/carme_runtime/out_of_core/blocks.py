@@ -136,16 +136,16 @@ def leaves_first(
     first = max(candidates, key=lambda block: (distance(block), not block.dirty, block.gone), default=None)
     if first is None or not first.dirty or distance(first) < math.inf or first.gone == math.inf:
         return first
-    others = [
+    clean = [
         block
         for block in candidates
         if not block.dirty
         and block.size * rates.write_rate <= first.size * rates.read_rate
         and first.gone < block.next_use
     ]
-    if sum(block.size for block in others) < needed:
+    if sum(block.size for block in clean) < needed:
         return first
-    return max(others, key=distance, default=first)
+    return max(clean, key=distance, default=first)
 
 
 @dataclass(eq=False, slots=True)

@@ -47,7 +47,7 @@ _active: "Budget | None" = None
 class Budget:
     """What a process may take of memory, and where the rest goes; see `carme_runtime.memory`."""
 
-    place, others = "the disk", "Python, libraries and your data"  # what plans say
+    place, overhead = "the disk", "Python, libraries and your data"  # what plans say
     both_ways = False  # reading takes the disk from writing
 
     def __init__(self, limit: int | str, folder: str | os.PathLike[str]) -> None:
@@ -258,7 +258,7 @@ class Budget:
             measured_read=self._steps.moved[0],
             measured_written=self._steps.moved[1],
             place=self.place,
-            others=self.others,
+            overhead=self.overhead,
             both_ways=self.both_ways,
             late_step=self._late_step(),
             recomputed=self._recomputed(),

@@ -21,7 +21,7 @@ NOT_REQUESTED = "adopt(..., step_during_backward=True) asks for it"
 ON_GPU = "it is for the host's memory only"
 _FIRST = "the first step shows what the script does with gradients"
 _USED = "the script uses gradients between the backward pass and the step, such as for clipping them"
-_SEVERAL = "several backward passes make the gradients of a step"
+_PASSES = "several backward passes make the gradients of a step"
 _CLOSURE = "the gradients are made within the step, by a closure"
 _HOOKED = "the optimizer has hooks that run before its step"
 _RANKS = "ranks have to average the gradients first"
@@ -83,7 +83,7 @@ class StepDuringBackward:
         if self._probes:
             self._count[parameter] = self._count.get(parameter, 0) + 1
             if self._count[parameter] > 1:
-                self._give_up(_SEVERAL)
+                self._give_up(_PASSES)
             else:
                 self._operations.watched[gradient.untyped_storage()._cdata] = self._is_used
         elif not self.reason:

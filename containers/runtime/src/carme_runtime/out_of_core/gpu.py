@@ -159,7 +159,7 @@ class GpuOperations(watch.Operations):
 class GpuBudget(Budget):
     """What a process may take of a GPU's memory; see `carme_runtime.memory`."""
 
-    place, others = "the link to the host", "small tensors and libraries"
+    place, overhead = "the link to the host", "small tensors and libraries"
     both_ways = True
 
     def __init__(self, limit: int | str, device: str | torch.device) -> None:

@@ -68,10 +68,10 @@ class GpuStore:
         self.file = self._measured()
 
     def _measured(self) -> Link:
-        there = torch.empty(_PROBE, dtype=torch.uint8, device=self.device)
-        here = torch.empty(_PROBE, dtype=torch.uint8, pin_memory=True)
+        on_device = torch.empty(_PROBE, dtype=torch.uint8, device=self.device)
+        in_host = torch.empty(_PROBE, dtype=torch.uint8, pin_memory=True)
         rates = []
-        for source, target in ((here, there), (there, here)):
+        for source, target in ((in_host, on_device), (on_device, in_host)):
             seconds = []
             for _ in range(_PROBES):
                 torch.cuda.synchronize(self.device)
@@ -95,8 +95,8 @@ class GpuStore:
         changed = set(writes)
         for block in blocks:
             block.pins += 1
-        there = all(block.state is State.PRESENT for block in blocks)
-        if there and self.used + max(room, wished_room) <= self.capacity:
+        is_present = all(block.state is State.PRESENT for block in blocks)
+        if is_present and self.used + max(room, wished_room) <= self.capacity:
             for block in blocks:
                 self._unused.pop(block, None)
         else:
@@ -195,11 +195,11 @@ class GpuStore:
         if block.state is not State.ABSENT or block.is_forgotten:
             return False
         with _disable_current_modes():
-            for other in list(self._leaving):
+            for leaving in list(self._leaving):
                 if self.used + block.size <= self.capacity:
                     break
-                if not other.pins:
-                    self._leave(other)
+                if not leaving.pins:
+                    self._leave(leaving)
             if self.used + block.size > self.capacity:
                 return False
             self._fetch(block)

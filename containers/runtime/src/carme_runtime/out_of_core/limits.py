@@ -9,7 +9,7 @@ _MARGIN = 16 << 20  # bytes that are left free for what grows between two looks
 _EVERY = 32  # operations between two looks, at most
 # While pages of libraries come back that are used: operations, the first of them with a look at each, and
 # operations between two looks then.
-_RETURNING, _FIRST, _SOME = 4096, 512, 4
+_RETURNING, _FIRST, _BETWEEN = 4096, 512, 4
 _ROUND = 1 << 20
 _GROWTH = 1.06  # what a named limit leaves for what the process still loads, and for later operations
 
@@ -28,7 +28,7 @@ class Limit:
         self.size = size
         self.outside = 0  # bytes that are not blocks
         self._checks = self._returning = 0
-        self._of_files = self._others = 0  # the most bytes outside that are pages of files, and others
+        self._of_files = self._private = 0  # the most bytes outside that are pages of files, and private ones
         self.drop_library_pages()
         if (now := pages.resident() + pages.page_tables()) + _MARGIN > size:
             raise CarmeRuntimeError(
@@ -56,12 +56,12 @@ class Limit:
         # A step that goes as the last one went notices what is gone when it is.
         outside = store.outside(collects=often or anew)
         if outside is not None:
-            others = outside - of_files
-            others += pages.page_tables() if self._checks % _EVERY == 0 or anew or not self.outside else 0
-            self._others = others if anew else max(self._others, others)
+            private = outside - of_files
+            private += pages.page_tables() if self._checks % _EVERY == 0 or anew or not self.outside else 0
+            self._private = private if anew else max(self._private, private)
         elif not self.outside:
             return
-        self.outside = self._of_files + self._others
+        self.outside = self._of_files + self._private
         store.capacity = max(self.size - self.outside - _MARGIN, 0)
 
     @property
@@ -69,7 +69,7 @@ class Limit:
         """Operations between two looks, when a step goes as the last one went."""
         if self._returning > _RETURNING - _FIRST:
             return 1
-        return _SOME if self._returning else _EVERY
+        return _BETWEEN if self._returning else _EVERY
 
     def drop_library_pages(self) -> None:
         """Let only those pages of libraries count that are used from now on."""

@@ -57,7 +57,7 @@ class Plan:
         measured_read: Bytes that the last step read.
         measured_written: Bytes that the last step wrote.
         place: Where blocks go.
-        others: What does not move.
+        overhead: What does not move.
         both_ways: Whether reading and writing go on at a time without slowing each other down.
         late_step: Why the optimizer's step does not run during the backward pass; empty: it does.
         recomputed: What is computed again, instead of being moved.
@@ -79,7 +79,7 @@ class Plan:
     measured_read: int
     measured_written: int
     place: str = "the disk"
-    others: str = "Python, libraries and your data"
+    overhead: str = "Python, libraries and your data"
     both_ways: bool = False
     late_step: str = ""
     recomputed: Recomputed = field(default_factory=Recomputed)
@@ -112,7 +112,7 @@ class Plan:
         )
         return "\n".join(
             (
-                f"Limit {show_size(self.limit)}: {show_size(self.outside)} for {self.others}, "
+                f"Limit {show_size(self.limit)}: {show_size(self.outside)} for {self.overhead}, "
                 f"{show_size(self.room)} for blocks. A step needs {show_size(self.whole)} of blocks.",
                 f"Blocks: {kinds}.",
                 moves,

@@ -165,12 +165,12 @@ class SpillFile:
         os.close(self._file)
 
     def _no_room(self, error: OSError, more: int) -> CarmeRuntimeError:
-        why = "is over its quota" if error.errno == errno.EDQUOT else "is full"
+        reason = "is over its quota" if error.errno == errno.EDQUOT else "is full"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            why = f"gives no more room ({os.strerror(error.errno or errno.EIO)})"
+            reason = f"gives no more room ({os.strerror(error.errno or errno.EIO)})"
         return CarmeRuntimeError(
-            f"The disk of the spill folder '{self.folder}' {why}: it holds {show_size(self._extents.size)} "
-            f"of this process and {show_size(more)} more are needed.",
+            f"The disk of the spill folder '{self.folder}' {reason}: it holds "
+            f"{show_size(self._extents.size)} of this process and {show_size(more)} more are needed.",
             "Free some room there, or name another folder.",
         )
 
@@ -222,8 +222,8 @@ def file_system(folder: Path) -> str:
     for line in lines:
         fields, _, source = line.partition(" - ")
         if fields.split()[2] == number:
-            kind, *others = source.split(" ")  # what it is mounted from may be empty
-            options = others[-1] if others else ""
+            kind, *rest = source.split(" ")  # what it is mounted from may be empty
+            options = rest[-1] if rest else ""
             upper = re.search(r"(?:^|,)upperdir=([^,]+)", options) if kind == "overlay" else None
             below = Path(_plain(upper[1])) if upper else None
             return file_system(below) if below and _is_seen(below) and below != folder else kind

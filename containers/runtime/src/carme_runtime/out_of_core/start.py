@@ -11,19 +11,19 @@ from carme_runtime.out_of_core.plan import Recomputed
 
 
 def variables(
-    limit: int | None, folder: Path | None, others: str | None, *, recompute: bool = False
+    limit: int | None, folder: Path | None, path: str | None, *, recompute: bool = False
 ) -> dict[str, str]:
     """What ranks with this limit have in their environment; nothing where there is none.
 
     Args:
         limit: Bytes.
         folder: For what does not fit.
-        others: The PYTHONPATH that they would have.
+        path: The PYTHONPATH that they would have.
         recompute: Whether layers may compute their forward passes again.
     """
     if limit is None or folder is None:
         return {}
-    own = {LIMIT: str(limit), FOLDER: str(folder.absolute()), "PYTHONPATH": first_in_path(others)}
+    own = {LIMIT: str(limit), FOLDER: str(folder.absolute()), "PYTHONPATH": first_in_path(path)}
     return own | {RECOMPUTE: "1"} if recompute else own
 
 

@@ -12,7 +12,7 @@ from carme_runtime.out_of_core.trace import NEVER, DoesNotFit, Operation, Order,
 
 _FARTHEST, _TOGETHER = 400, 32  # operations that are looked ahead, and that are examined at a time
 _CHANGE, _CHANGE_WITHIN = 64, 8  # parts of the room: such a change counts, at a step's begin and within it
-_OTHER = 4  # part of the room; with a larger change other spare rooms may be better
+_LARGE = 4  # part of the room; with a larger change other spare rooms may be better
 _AHEAD = 8  # blocks, of the largest, whose room is for what comes before its time, at most
 _SMOOTHING = 0.5  # the weight of the newest time of an operation
 
@@ -288,10 +288,10 @@ class Steps:
     def _carry_over(self, trace: Trace) -> None:
         """Give blocks that the next step takes from this one the labels that they have there."""
         self._missing = {trace.carried[label] for label in self._missing if label in trace.carried}
-        blocks = [(self._by_label.get(label), there) for label, there in trace.carried.items()]
-        for block, there in blocks:
+        blocks = [(self._by_label.get(label), next_label) for label, next_label in trace.carried.items()]
+        for block, next_label in blocks:
             if block is not None:
-                self._relabel(block, there)
+                self._relabel(block, next_label)
 
     def record_anew(self) -> None:
         """Record the step that begins, even as far as it goes as the last one went.
@@ -371,7 +371,7 @@ class Steps:
         have to move for the first time: all of it is tried.
         """
         known = self._known
-        if self._ordered is not trace.operations or abs(capacity - self._tried_in) > capacity // _OTHER:
+        if self._ordered is not trace.operations or abs(capacity - self._tried_in) > capacity // _LARGE:
             return None
         if known is not None and not known.traffic.moved and capacity < trace.whole:
             return None

@@ -108,7 +108,7 @@ class Trace:
             for block, _ in operation.makes:
                 self.made_at.setdefault(block, position)
         self._uses = dict(uses)
-        self.carriers = {there: block for block, there in self.carried.items()}
+        self.carriers = {following: block for block, following in self.carried.items()}
         # What is left goes in the next step.
         self.left = {}
         for block in self.made_at:
@@ -116,7 +116,7 @@ class Trace:
         self.gone = {block: len(self.operations) + self.left_until(block) for block in self.made_at}
         for position, operation in enumerate(self.operations):
             self.gone.update(dict.fromkeys(operation.dies, position))
-        in_next = {block: self.gone[there] for block, there in self.carried.items() if there in self.gone}
+        in_next = {block: self.gone[f] for block, f in self.carried.items() if f in self.gone}
         self.gone.update({block: len(self.operations) + position for block, position in in_next.items()})
         self.freed, own = [0], self.made_at.keys() | self.carriers.keys()
         for operation in self.operations:
@@ -246,9 +246,11 @@ class Trace:
         best = _shortest(found)
         if not best.traffic.written:
             return best
-        other = self._ordered(capacity, block, best.spare, rates, spares_short_lived=True)
-        is_better = other.traffic.moved < best.traffic.moved and other.traffic.seconds <= best.traffic.seconds
-        return other if is_better else best
+        sparing = self._ordered(capacity, block, best.spare, rates, spares_short_lived=True)
+        is_better = (
+            sparing.traffic.moved < best.traffic.moved and sparing.traffic.seconds <= best.traffic.seconds
+        )
+        return sparing if is_better else best
 
     def _ordered_as(
         self, known: "Order", capacity: int, block: int, rates: tuple[float, float]
@@ -361,8 +363,10 @@ class _Belady:
     def _carry(self) -> None:
         """Give blocks that the next step uses the numbers that they have there."""
         carried = self.trace.carried
-        there = {block for block in carried if block in self.present}
-        moved = {carried[b]: (self.present[b], self.last[b], self.next[b], b in self.dirty) for b in there}
+        in_memory = {block for block in carried if block in self.present}
+        moved = {
+            carried[b]: (self.present[b], self.last[b], self.next[b], b in self.dirty) for b in in_memory
+        }
         for block in (*carried, *carried.values()):
             self._forget(block)
         for block, (used, last, following, is_dirty) in moved.items():
@@ -457,7 +461,7 @@ class _Belady:
         soon_gone = self._soon_gone(pinned)
         until = NEVER if soon_gone is None else self.gone[soon_gone]
         passed: list[tuple[float, int]] = []
-        others: list[int] = []  # that leave in its place, the farthest first
+        leaving: list[int] = []  # that leave in its place, the farthest first
         looked_at = gained = 0
         try:
             while self.farthest and looked_at < _LOOKED_AT:
@@ -476,10 +480,10 @@ class _Belady:
                 if not self._takes_place(block, soon_gone):
                     looked_at += 1
                     continue
-                others.append(block)
+                leaving.append(block)
                 gained += self.trace.sizes[block]
                 if gained >= needed:
-                    return others[0]
+                    return leaving[0]
         finally:
             for entry in passed:
                 heappush(self.farthest, entry)

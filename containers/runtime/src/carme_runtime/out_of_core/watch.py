@@ -231,16 +231,16 @@ class Operations(TorchDispatchMode):
     def _new_blocks(self, result: Any, tensors: Sequence[torch.Tensor]) -> list[Block]:
         """Blocks of what an operation gave that are not of its arguments."""
         new_blocks: list[Block] = []
-        given: set[int] | None = None
+        argument_storages: set[int] | None = None
         for place, each in enumerate(tensors_of((result,), {})):
             if each.device.type != self.device_type or each.layout is not torch.strided:
                 continue
             storage = each.untyped_storage()
             if storage.nbytes() < SMALLEST_BLOCK or storage._cdata in self.store.blocks:
                 continue
-            if given is None:
-                given = {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
-            if storage._cdata not in given and (block := self.adopt(storage)) is not None:
+            if argument_storages is None:
+                argument_storages = {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
+            if storage._cdata not in argument_storages and (block := self.adopt(storage)) is not None:
                 block.place = place
                 new_blocks.append(block)
         return new_blocks
