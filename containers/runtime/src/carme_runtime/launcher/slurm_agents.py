@@ -118,7 +118,10 @@ async def started(plan: Plan, environment: MutableMapping[str, str]) -> AsyncIte
     os.set_inheritable(writing, True)  # for mpirun, if it takes the place of this process
     processes: list[Process] = []
     try:
-        options = credentials.write(folder, plan.encrypted)
+        try:
+            options = credentials.write(folder, plan.encrypted)
+        except OSError as error:
+            raise _unusable(plan.shared, error) from None
         with (folder / "log").open("wb") as log:
             first = [*_itself("carme_runtime.fabric.command"), "--nodes", str(len(plan.hosts)), *options]
             first += ["--announce", f"{folder}/{ANNOUNCED}", "--listen", address, "--socket"]
@@ -203,10 +206,14 @@ def _make_folder(plan: Plan) -> Path:
         plan.shared.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f"slurm-{plan.job}-", dir=plan.shared))
     except OSError as error:
-        raise CarmeRuntimeError(
-            f"No private folder can be made in {plan.shared} for this run's nodes: {error.strerror}.",
-            "Name a folder that all of them see and that you can write to: --shared-folder DIR",
-        ) from None
+        raise _unusable(plan.shared, error) from None
+
+
+def _unusable(shared: Path, error: OSError) -> CarmeRuntimeError:
+    return CarmeRuntimeError(
+        f"No private folder can be made in {shared} for this run's nodes: {error.strerror}.",
+        "Name a folder that all of them see and that you can write to: --shared-folder DIR",
+    )
 
 
 def _place(folder: Path, host: str) -> Path:
