@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+import threading
 import warnings
 import weakref
 from collections import Counter
@@ -12,11 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
-import torch._dynamo  # optimizers import it anyway, and it is large: the limit counts it from the beginning
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.out_of_core import keras_scripts, pages, spill, watch
+from carme_runtime.out_of_core import escapes, keras_scripts, late_compiler, pages, spill, watch
 from carme_runtime.out_of_core.blocks import State, measured_rates
 from carme_runtime.out_of_core.called_models import CalledModels
 from carme_runtime.out_of_core.during_backward import NOT_REQUESTED, ON_GPU, StepDuringBackward
@@ -37,6 +37,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 _OF_SGD, _OF_OTHERS = 2, 3
 _FIRST_STEPS = 3  # They use code that later ones do not, such as what loads and what looks at shapes.
 _OTHERS_STEPS = 16  # An optimizer that steps so often while the one whose steps count does not takes over.
+_OF_COMPILER = 80 << 20  # bytes that PyTorch's compiler takes when a program loads it
 _OF_STAGES = (
     "--recompute changes nothing for stages of a pipeline. Its plan says which of them compute their forward "
     "passes again."
@@ -63,6 +64,7 @@ class Budget:
         self._recomputing: Recomputing | None = None
         self._called: CalledModels | None = None
         self._report: Callable[[Recomputed | str], None] = lambda _: None
+        self._thread = 0  # whose operations are seen
 
     def __enter__(self) -> "Budget":
         """Begin; what this thread makes from now on can leave memory.
@@ -78,12 +80,13 @@ class Budget:
         with contextlib.ExitStack() as stack:
             self._begin(stack)
             self._stack = stack.pop_all()
-        _active = self
+        _active, self._thread = self, threading.get_ident()
         keras_scripts.follow(self)
         return self
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
         """Set up what sees the operations; `stack` takes it away again."""
+        late_compiler.load_late(_make_room_for_compiler)
         if pages.avoid_huge_pages():
             stack.callback(pages.allow_huge_pages)
         stack.callback(pages.free, taken := _take_blocks_from_malloc())
@@ -99,7 +102,7 @@ class Budget:
         stack.enter_context(_storages_written_by(operations))
         stack.callback(register_optimizer_step_pre_hook(parameter_by_parameter).remove)
         stack.callback(register_optimizer_step_post_hook(self._end_step).remove)
-        stack.enter_context(watch.Escapes(operations))
+        stack.enter_context(escapes.tensors_seen_past(operations))
         stack.enter_context(operations)
 
     def __exit__(self, *error: object) -> None:
@@ -364,6 +367,15 @@ def room_of_host() -> tuple[int, float, float]:
     return store.capacity, store.file.read_rate, store.file.write_rate
 
 
+def _make_room_for_compiler() -> None:
+    """It loads now, if this thread is the one that may move blocks."""
+    operations = _active and _active._operations
+    if not operations or operations.device_type != "cpu" or _active is None:
+        return
+    if _active._thread == threading.get_ident():
+        operations.store.make_room(_OF_COMPILER)
+
+
 def _before_fork() -> None:
     """A child gets no copies of the blocks: they would stay in memory for it when they leave."""
     if _active is not None and _active._operations is not None:
@@ -402,7 +414,7 @@ def _move(operations: watch.Operations, tensors: list[torch.Tensor]) -> None:
 @contextlib.contextmanager
 def _storages_written_by(operations: watch.Operations) -> Iterator[None]:
     writer = torch._C.PyTorchFileWriter
-    kind: Any = type("PyTorchFileWriter", (watch.FileWriter,), {"operations": operations})
+    kind: Any = type("PyTorchFileWriter", (escapes.FileWriter,), {"operations": operations})
     torch._C.PyTorchFileWriter = kind
     try:
         yield

@@ -1,5 +1,6 @@
 """The blocks of a process: which are in memory, and the threads that move them."""
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -97,6 +98,19 @@ class Store:
             reserved, self._reserved = self._reserved, 0
             if reserved and self._ahead:
                 self._work.notify_all()
+
+    def make_room(self, size: int) -> None:
+        """Something besides blocks takes so many bytes now: let blocks leave as far as they can.
+
+        The next look at what the process takes corrects the capacity.
+
+        Raises:
+            CarmeRuntimeError: The disk is full or failed.
+        """
+        with self._lock:
+            self.capacity = max(self.capacity - size, 0)
+            with contextlib.suppress(DoesNotFit):
+                self._bring((), set(), self._reserved, 0)
 
     def add(self, key: int, block: Block) -> None:
         """A new block, in memory."""
