@@ -52,31 +52,18 @@ WAYS: dict[str, Callable[[], None]] = {
 
 
 def is_whole() -> bool:
-    """Whether there is one of each module, with what an import of the whole package gives."""
+    """Whether the package is loaded, and each of its modules is there once, as an import leaves it."""
+    parts = {name: part for name, part in sys.modules.items() if name.startswith("torch._dynamo.")}
     package: Any = sys.modules["torch._dynamo"]
-    parts = {name.rpartition(".")[2]: part for name, part in sys.modules.items() if is_part(name)}
-    same = all(
-        getattr(package, name, part) is part or callable(getattr(package, name))
-        for name, part in parts.items()
-    )
-    own = all(part.__spec__.name == name for name, part in sys.modules.items() if is_part(name))
-    return (
-        same and own and package is torch._dynamo and package.disable.__module__ == "torch._dynamo.decorators"
-    )
-
-
-def is_part(name: str) -> bool:
-    return name.startswith("torch._dynamo.") and name.count(".") == 2
+    found = all(part.__spec__ is not None and part.__spec__.name == name for name, part in parts.items())
+    return found and package is torch._dynamo and hasattr(package, "reset")
 
 
 def main(way: str, limit: str, folder: str) -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model: Any = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
-    optimizer: Any = torch.optim.AdamW(model.parameters())
     losses: list[str] = []
 
-    def train() -> None:
+    def train(model: Any, optimizer: Any) -> None:
         for _ in range(STEPS):
             optimizer.zero_grad()
             loss = model(torch.ones(16, 1024)).square().mean()
@@ -85,19 +72,27 @@ def main(way: str, limit: str, folder: str) -> None:
             losses.append(float(loss.item()).hex())
 
     if limit == "0":
-        train()
-        train()
+        made = make()
+        train(*made)
+        train(*made)
         print(json.dumps({"losses": losses, "peak": pages.peak()}))
         return
     with carme_runtime.memory(limit, folder) as budget:
-        model, optimizer = budget.adopt(model, optimizer)
-        train()
+        made = budget.adopt(*make())  # an optimizer that is made before loads it
+        train(*made)
         before = LOADED in sys.modules
         WAYS[way]()
         after = LOADED in sys.modules
-        train()
+        train(*made)
         found = {"before": before, "after": after, "whole": after and is_whole(), "losses": losses}
         print(json.dumps(found | {"peak": pages.peak()}))
+
+
+def make() -> tuple[Any, Any]:
+    """A model and its optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
+    return model, torch.optim.AdamW(model.parameters())
 
 
 if __name__ == "__main__":
