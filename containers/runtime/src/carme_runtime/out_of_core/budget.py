@@ -336,10 +336,11 @@ class Budget:
                 continue
             if store.used + block.size <= store.capacity:
                 store.acquire([block], [], 0)
-            else:
+                continue
+            lost += block.size
+            if storage.resizable():  # one that an array was made of stays closed: its use ends the process
                 pages.open_again(block.address, block.size)
                 storage.resize_(0)
-                lost += block.size
         if lost:
             warnings.warn(
                 f"{show_size(lost)} of tensors do not fit into the memory limit and are gone now that it "
