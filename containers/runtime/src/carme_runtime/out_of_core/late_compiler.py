@@ -10,7 +10,7 @@ import importlib.util
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
@@ -35,16 +35,17 @@ def load_late(before: Callable[[], None]) -> None:
     """
     if _COMPILER in sys.modules or (spec := importlib.util.find_spec(_COMPILER)) is None:
         return
-    stand_in = _StandIn(
-        importlib.util.module_from_spec(spec),
-        before,
-        disable=_disable,
-        graph_break=_break_graph,
+    parts = {
         # What `torch.utils.checkpoint` reads, and changes only while something is traced.
-        config=_StandIn(ModuleType(f"{_COMPILER}.config"), error_on_nested_fx_trace=True),
-        # What `init_process_group` calls, in case it was filled too early.
-        trace_rules=_StandIn(ModuleType(f"{_COMPILER}.trace_rules"), clear_lru_cache=lambda: None),
-    )
+        "config": {"error_on_nested_fx_trace": True},
+        # What `init_process_group` clears, in case it was filled too early.
+        "trace_rules": {"clear_lru_cache": lambda: None},
+    }
+    modules = {
+        name: _StandIn(ModuleType(f"{_COMPILER}.{name}"), before, known) for name, known in parts.items()
+    }
+    known = {"disable": _disable, "graph_break": _break_graph} | modules
+    stand_in = _StandIn(importlib.util.module_from_spec(spec), before, known)
     sys.modules[_COMPILER] = stand_in
     setattr(sys.modules[_PACKAGE], _NAME, stand_in)
     sys.meta_path.insert(0, _Submodules())
@@ -56,18 +57,21 @@ class _StandIn(ModuleType):
     Args:
         module: An empty one, whose name and place it takes over.
         before: See `load_late`.
-        **known: What PyTorch uses where nothing is compiled.
+        known: What PyTorch uses where nothing is compiled, by its name.
     """
 
-    def __init__(self, module: ModuleType, before: Callable[[], None] | None = None, **known: Any) -> None:
+    before: Callable[[], None]
+    known: Mapping[str, Any]
+
+    def __init__(self, module: ModuleType, before: Callable[[], None], known: Mapping[str, Any]) -> None:
         super().__init__(module.__name__)
-        self.__dict__.update(vars(module), _before=before, _known=known)
+        vars(self).update(vars(module), before=before, known=known)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what walks through all modules requests these
             raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
-        if name in self._known and _is_waiting():
-            return self._known[name]
+        if name in self.known and _is_waiting():
+            return self.known[name]
         return getattr(_load(self.__name__), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -121,7 +125,7 @@ def _load(name: str) -> ModuleType:
     stand_in = sys.modules.get(_COMPILER)
     if not isinstance(stand_in, _StandIn):
         return importlib.import_module(name)
-    stand_in._before()
+    stand_in.before()
     with _lock:
         if _is_waiting():  # no other thread was faster
             sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Submodules)]
