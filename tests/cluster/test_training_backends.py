@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,6 +149,39 @@ def test_srun_alone_starts_ranks_over_two_nodes_of_a_job(demo: DemoSite) -> None
     message = demo.carme("logs", "--follow", str(job_id), timeout=2 * HANG).stdout
     assert "2 ranks, Keras 3" in message
     assert len(re.findall(r"loss \d+\.\d+", message)) == 1
+
+
+# As on a site without Carme: the runtime alone, in the user's home. Its code is the image's.
+PLAIN = f"""#!/bin/bash
+set -eu
+export PATH=/usr/bin:/bin
+if env | grep ^CARME; then exit 9; fi
+inside="apptainer --quiet exec /srv/carme/images/torch.sif python"
+$inside -c "import carme_runtime, shutil; shutil.copytree(carme_runtime.__path__[0], 'env/carme_runtime')"
+export PYTHONPATH=$PWD/env
+run="python3 -m carme_runtime.launcher.command"
+$run --dry-run -- true
+$run --log-level INFO -x PYTHONPATH= -- $inside {KERAS} --epochs 1
+ls -A ~/.carme
+"""
+
+
+def test_carme_run_uses_all_nodes_of_a_job_without_carme(demo: DemoSite) -> None:
+    folder = f"/home/{demo.user}/plain-{os.urandom(4).hex()}"
+    demo.run("head", "mkdir", folder, user=demo.user)
+    options = ["--nodes=2", "--gpus-per-node=2", "--mem=3G", "--time=10", "--export=NONE", "--wait"]
+    options += [f"--chdir={folder}", "--output=output.log"]
+    try:
+        command = ["sbatch", "--parsable", *options]
+        ended = demo.run("head", *command, user=demo.user, data=PLAIN, check=False, timeout=2 * HANG)
+        output = demo.run("head", "cat", f"{folder}/output.log").stdout
+    finally:
+        demo.run("head", "rm", "-r", folder)
+    assert ended.returncode == 0, ended.stderr + output
+    assert "On n2, which may have other cores than this node, srun would start agents: srun" in output
+    assert "rank 0 on n1," in output and "rank 2 on n2," in output and "4 ranks, Keras 3" in output, output
+    assert len(re.findall(r"loss \d+\.\d+", output)) == 1
+    assert f"slurm-{ended.stdout.strip()}-" not in output, "a folder of the run is left"
 
 
 # What GPI-2 does first, with the variables that it reads: rank 0 is found by its line of the file of hosts.

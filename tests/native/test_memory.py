@@ -32,7 +32,7 @@ from patience import HANG
 from .memory_limits import MIB, limit
 
 PROGRAM = Path(__file__).parent / "programs" / "out_of_core.py"
-LIBRARIES = 290  # MiB, about
+LIBRARIES = 255  # MiB, about
 SECONDS = 3 * HANG
 
 

@@ -1,10 +1,14 @@
-"""Reads and writes of a file past the page cache that nothing waits for but the end of a step."""
+"""Reads and writes of a file past the page cache that nothing waits for but the end of a step.
+
+What is read comes to pages that the kernel gives anew, as those of a block that had left memory.
+"""
 
 import ctypes
 import mmap
 import threading
 from pathlib import Path
 
+from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.spill import PIECE, SpillFile
 
 _THREADS = 4  # as many as move blocks
@@ -60,9 +64,14 @@ class DiskBeside:
 
     def _move(self, number: int) -> None:
         try:
+            address = self._addresses[number]
             for index in range(number, len(self._kinds), _THREADS):
-                move = self._file.write if self._kinds[index] else self._file.read
                 offset = self._begin + index % self._pieces * self._piece
-                move(self._addresses[number], self._piece, offset)
+                if self._kinds[index]:
+                    self._file.write(address, self._piece, offset)
+                    continue
+                pages.drop(address, self._piece)
+                pages.open_again(address, self._piece)
+                self._file.read(address, self._piece, offset)
         except OSError as error:
             self._failures.append(error)

@@ -586,3 +586,21 @@ def test_pages_of_libraries_go_and_come_back() -> None:
     assert done.returncode == 0, done.stderr
     before, after = map(int, done.stdout.split())
     assert after < 0.75 * before
+
+
+def test_the_garbage_collector_may_unpin_a_block_at_any_moment(tmp_path: Path) -> None:
+    program = Program(tmp_path, 2 * SIZE)
+    with contextlib.closing(program.store):
+        block = program.new_block()
+        program.store.acquire([block], [], 0)
+        ended = threading.Event()
+
+        def collect() -> None:
+            with program.store._lock:
+                program.store.unpin(block)  # as in a thread that was interrupted while it held the lock
+            ended.set()
+
+        threading.Thread(target=collect, daemon=True).start()
+        assert ended.wait(HANG)
+        program.store.acquire([], [], 2 * SIZE)  # now it can leave
+        assert block.state is State.ABSENT

@@ -32,16 +32,18 @@ def test_one_rank_is_the_default(local: Launch) -> None:
 
 #: As `sbatch --nodes 2` sets them for its script, and srun for one of four tasks.
 BATCH = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_ID": str(2**32 - 5)}
+NODE = {"SLURMD_NODENAME": "n1", "PATH": "/nonexistent"}
 TASK = BATCH | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}
 
 
 @pytest.mark.parametrize(
     ("slurm", "words"),
     [
-        (BATCH, "This job has 2 nodes, but no agents of Carme that join them: all ranks start on this one."),
+        (BATCH, "carme-run was started on none of the job's 2 nodes: all ranks start on this host. Start"),
+        (BATCH | NODE, "This job has 2 nodes, but there is no srun here to start agents on the others: all"),
         (
-            BATCH | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0"},
-            "has 2 nodes, but",
+            BATCH | NODE | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0"},
+            "srun gave carme-run one of the job's 2 nodes: all ranks start on it. For ranks on all",
         ),
         (TASK, "srun started carme-run 4 times: each is a run of its own, with ranks on its node alone."),
         (TASK | {"SLURM_PROCID": "1"}, ""),
@@ -51,16 +53,26 @@ TASK = BATCH | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID
 def test_in_a_job_of_slurm_alone_ranks_run_on_this_node_with_a_message(
     local: Launch, slurm: dict[str, str], words: str
 ) -> None:
-    code, out, errors = local("-n", "2", "--", "echo", "x", **slurm).wait()
+    code, out, errors = local("-n", "2", "--", "/bin/echo", "x", **slurm).wait()
     assert (code, sorted(out.splitlines())) == (0, ["[rank 0] x", "[rank 1] x"])
     assert words in errors and errors.count("carme-run: ") == bool(words)
 
 
-def test_nodes_that_no_agents_join_are_not_to_be_had(local: Launch) -> None:
-    code, out, errors = local("--nodes", "2", "--", "true", **BATCH).wait()
+@pytest.mark.parametrize(
+    ("slurm", "words"),
+    [
+        (BATCH, "carme-run was started on none of the job's 2 nodes. Start it in the job's script, or by:"),
+        (
+            BATCH | NODE,
+            "This job has 2 nodes, but there is no srun here to start agents on the others. Start",
+        ),
+        (TASK, "srun started carme-run 4 times. Start it once, or"),
+    ],
+)
+def test_nodes_that_no_agents_can_join_are_not_used(local: Launch, slurm: dict[str, str], words: str) -> None:
+    code, out, errors = local("--nodes", "2", "--", "/bin/true", **slurm).wait()
     assert (code, out) == (2, "")
-    assert "--nodes 2 was requested, but no agents of Carme join the nodes of this job. Submit" in errors
-    assert "all ranks start" not in errors
+    assert f"--nodes 2 cannot be used here. {words}" in errors and "all ranks start" not in errors
 
 
 def test_options_behind_a_script_are_its_own_with_a_message(local: Launch, script: Script) -> None:

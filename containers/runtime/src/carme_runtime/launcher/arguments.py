@@ -28,7 +28,7 @@ OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
     "--torch-backend", "--transport", "--profile", "--log-level", "--fusion-threshold",
-    "--python-interpreter", "--memory-per-rank", "--spill", "--strategy", "--onnx",
+    "--python-interpreter", "--memory-per-rank", "--spill", "--strategy", "--onnx", "--shared-folder",
     *scaling.OPTIONS_WITH_VALUE, *tracing.OPTIONS_WITH_VALUE,
 )  # fmt: skip
 # Behind a script they are the script's, as with torchrun; few scripts have options of these names.
@@ -87,6 +87,18 @@ def _add_place_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="use these nodes of the job in this order; a line is 'host', 'host slots=4' or 'host:4'",
+    )
+    parser.add_argument(
+        "--shared-folder",
+        type=Path,
+        metavar="DIR",
+        help="in a Slurm job without Carme: a folder that all its nodes see, for this run's key "
+        "(default: ~/.carme)",
+    )
+    parser.add_argument(
+        "--unencrypted",
+        action="store_true",
+        help="in a Slurm job without Carme: do not encrypt what carme-run's nodes say to each other",
     )
     parser.add_argument("--pin-cpus", action="store_true", help="bind each rank to CPU cores of its own")
     parser.add_argument(

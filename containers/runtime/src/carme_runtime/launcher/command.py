@@ -15,7 +15,7 @@ from carme_runtime import fusion, logs, oom_score, profile, strategies
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric, connect
 from carme_runtime.imports import first_in_path
-from carme_runtime.launcher import backends, cleanup, dry, gaspi, horovod, hostfile, mpi, slurm
+from carme_runtime.launcher import backends, cleanup, dry, gaspi, horovod, hostfile, mpi, slurm, slurm_agents
 from carme_runtime.launcher.arguments import parse, parser
 from carme_runtime.launcher.elastic import Limits, Seats
 from carme_runtime.launcher.elastic import execute as elastic
@@ -88,32 +88,51 @@ async def _run(arguments: list[str], announces: bool) -> int:
     options, command = parse(arguments)
     options.announces = announces
     probing = scaling.prepare(options)
-    fabric = await connect(os.environ)
+    async with contextlib.AsyncExitStack() as stack:
+        fabric = await connect(os.environ)
+        agents = None if fabric.in_job else slurm_agents.plan(options, os.environ)
+        if agents and not options.dry_run:
+            await fabric.close()
+            await stack.enter_async_context(slurm_agents.started(agents, os.environ))
+            fabric = await connect(os.environ)
+        try:
+            return await _place(fabric, command, options, probing, agents)
+        finally:
+            await fabric.close()
+
+
+async def _place(
+    fabric: Fabric,
+    command: list[str],
+    options: argparse.Namespace,
+    probing: dict[str, str],
+    agents: slurm_agents.Plan | None,
+) -> int:
+    """Find nodes for the ranks, and run there; `agents`: those that this command starts."""
     # What cannot start several nodes, or starts nothing, says so itself.
-    starts_here = not fabric.in_job and not options.cleanup and (options.nodes or 1) < 2
-    if starts_here and (message := slurm.warning(os.environ)):
+    starts_here = not fabric.in_job and not agents and not options.cleanup and (options.nodes or 1) < 2
+    if starts_here and (message := slurm.warning(os.environ, slurm_agents.nodes_for(options))):
         print(f"carme-run: {message}", file=sys.stderr, flush=True)
-    try:
-        if not options.cleanup:
-            await wait_for_nodes(fabric, options.nodes)
-        members, slots, hosts = fabric.members, None, None
-        if options.hostfile:
-            members, slots = hostfile.choose(members, hostfile.read(options.hostfile))
-            hosts = {member.host for member in members.present}
-        if options.cleanup:
-            nodes = members.present[: options.nodes]
-            return await cleanup.execute(fabric, nodes, command[0], options.force, options.dry_run)
-        places = place(
-            members.without_devices() if options.no_gpu else members,
-            ranks=options.n,
-            nodes=options.nodes,
-            per_node=options.devices_per_node,
-            devices_per_rank=options.devices_per_rank,
-            slots=slots,
-        )
-        return await _start(fabric, places, command, options, hosts, probing)
-    finally:
-        await fabric.close()
+    planned = agents.members(fabric.members) if agents and options.dry_run else None
+    options.agents = agents if planned else None
+    if not options.cleanup and not planned:
+        await wait_for_nodes(fabric, options.nodes)
+    members, slots, hosts = planned or fabric.members, None, None
+    if options.hostfile:
+        members, slots = hostfile.choose(members, hostfile.read(options.hostfile))
+        hosts = {member.host for member in members.present}
+    if options.cleanup:
+        nodes = members.present[: options.nodes]
+        return await cleanup.execute(fabric, nodes, command[0], options.force, options.dry_run)
+    places = place(
+        members.without_devices() if options.no_gpu else members,
+        ranks=options.n,
+        nodes=options.nodes,
+        per_node=options.devices_per_node,
+        devices_per_rank=options.devices_per_rank,
+        slots=slots,
+    )
+    return await _start(fabric, places, command, options, hosts, probing)
 
 
 async def _start(
@@ -147,7 +166,7 @@ async def _start(
             rank_options, devices_per_rank=None, pin_cpus=False, pin_memory=False
         )
     if options.dry_run:
-        print(dry.report(setup, places, rank_options, command, options.backend, options.json))
+        print(dry.report(setup, places, rank_options, command, options.backend, options.json, options.agents))
         return 0
     if options.backend:
         backends.check_installed(options.backend)

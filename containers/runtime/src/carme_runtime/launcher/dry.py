@@ -8,6 +8,7 @@ from carme_runtime.launcher.backends import BACKENDS, missing
 from carme_runtime.launcher.placement import Place, rank_environment
 from carme_runtime.launcher.rank_options import RankOptions, plan
 from carme_runtime.launcher.run_setup import Setup
+from carme_runtime.launcher.slurm_agents import Plan
 
 SECRET = "(a secret of the run)"
 
@@ -19,6 +20,7 @@ def report(
     command: list[str],
     name: str | None,
     as_json: bool,
+    agents: Plan | None = None,
 ) -> str:
     """What would happen, for people, or as JSON for programs.
 
@@ -29,10 +31,15 @@ def report(
         command: What each rank would execute.
         name: The backend.
         as_json: Whether it is for programs.
+        agents: How the job's nodes would be joined, where they are not.
     """
     if as_json:
-        return json.dumps(_for_programs(setup, places, rank_options, command, name), indent=2)
-    return "\n".join([plan(places, rank_options, command), *(_for_people(setup, name) if name else [])])
+        found = _for_programs(setup, places, rank_options, command, name)
+        if agents:
+            found["agents"] = {"hosts": agents.hosts, "command": agents.srun()}
+        return json.dumps(found, indent=2)
+    lines = [plan(places, rank_options, command), *(_for_people(setup, name) if name else [])]
+    return "\n".join([*lines, agents.report()] if agents else lines)
 
 
 def _for_people(setup: Setup, name: str) -> list[str]:

@@ -15,20 +15,14 @@ async def wait_for_nodes(fabric: Fabric, nodes: int | None) -> None:
     """Wait for the nodes that the run needs: when a job has just begun, they may still come up."""
     members = fabric.members
     if nodes and nodes > members.expected:
-        if not fabric.in_job and slurm.nodes_of_job(os.environ) > 1:
-            raise CarmeRuntimeError(
-                f"--nodes {nodes} was requested, but no agents of Carme join the nodes of this job.",
-                "Submit it with carme submit and an image, or leave --nodes out to use this node alone.",
-            )
+        if not fabric.in_job and (found := slurm.obstacle(os.environ, nodes)):
+            raise CarmeRuntimeError(f"--nodes {nodes} cannot be used here. {found.reason}.", found.remedy)
         if not fabric.in_job:
             raise CarmeRuntimeError(
                 f"--nodes {nodes} was requested outside of a job, where there is this host alone.",
                 "Start a job with so many nodes and use carme-run there, or leave --nodes out.",
             )
-        raise CarmeRuntimeError(
-            f"--nodes {nodes} was requested, but the job has {members.expected}.",
-            f"Use --nodes {members.expected} or less, or start a job with more nodes.",
-        )
+        raise too_few_nodes(nodes, members.expected)
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(_until_there(fabric, nodes), JOIN_SECONDS)
     members = fabric.members
@@ -40,6 +34,14 @@ async def wait_for_nodes(fabric: Fabric, nodes: int | None) -> None:
             f"{missing} of the job's {members.expected} nodes cannot be reached (here: {present}{lost}).",
             f"Use --nodes {len(members.present)} to run on those that are here, or start a new job.",
         )
+
+
+def too_few_nodes(requested: int, available: int) -> CarmeRuntimeError:
+    """What to say where --nodes asks for more than the job has."""
+    return CarmeRuntimeError(
+        f"--nodes {requested} was requested, but the job has {available}.",
+        f"Use --nodes {available} or less, or start a job with more nodes.",
+    )
 
 
 async def _until_there(fabric: Fabric, nodes: int | None) -> None:

@@ -1,10 +1,16 @@
-"""What Slurm says of a job that has no agents of Carme: `carme-run` then starts ranks on this host alone."""
+"""What Slurm says of a job that has no agents of Carme: whether `carme-run` can start them, and where."""
 
+import re
+import shutil
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from carme_runtime.launcher.help import Section, help_link
 
 _BY_SRUN = "or start the ranks by srun with CARME_KEY_FILE set: srun python train.py"
+#: The highest numbers of steps are those of the job's script and of shells, which `srun` did not start.
+_FIRST_OWN_STEP = 2**32 - 16
+_GROUP = re.compile(r"\[([\d,-]+)\]")
 
 
 def nodes_of_job(environment: Mapping[str, str]) -> int:
@@ -12,26 +18,99 @@ def nodes_of_job(environment: Mapping[str, str]) -> int:
     return _number(environment, "SLURM_JOB_NUM_NODES")
 
 
-def warning(environment: Mapping[str, str]) -> str | None:
-    """What a user of several nodes or tasks may not expect of a run on this host alone."""
+def node_names(environment: Mapping[str, str]) -> list[str]:
+    """The job's nodes, this one first and then in Slurm's order, from a list such as `n[01-03,7],gpu1`."""
+    listed = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", environment.get("SLURM_JOB_NODELIST", ""))
+    names = [name for part in listed for name in _expanded(part)]
+    here = environment.get("SLURMD_NODENAME", "")
+    return [here, *(name for name in names if name != here)]
+
+
+def takes_all_nodes(environment: Mapping[str, str], nodes: int | None) -> bool:
+    """Whether `carme-run` is to start agents on other nodes of the job, and can.
+
+    Args:
+        environment: This process's.
+        nodes: How many nodes were requested; None: nobody did.
+    """
+    in_job = "SLURM_JOB_ID" in environment and nodes_of_job(environment) > 1
+    return in_job and nodes != 1 and obstacle(environment, nodes) is None
+
+
+class Obstacle(NamedTuple):
+    """What keeps `carme-run` from starting agents on the job's other nodes, what follows, and what to do."""
+
+    reason: str
+    consequence: str
+    remedy: str
+
+
+def obstacle(environment: Mapping[str, str], nodes: int | None) -> Obstacle | None:
+    """What keeps `carme-run` from the job's other nodes; None: nothing, or there are none.
+
+    Args:
+        environment: This process's.
+        nodes: How many nodes were requested; None: nobody did.
+    """
     step = environment.get("SLURM_STEP_ID", "")
-    # The highest numbers are those of the job's script and of shells, which `srun` did not start.
-    tasks = _number(environment, "SLURM_STEP_NUM_TASKS") if step.isdecimal() and int(step) < 2**32 - 16 else 1
+    in_step = step.isdecimal() and int(step) < _FIRST_OWN_STEP
+    tasks = _number(environment, "SLURM_STEP_NUM_TASKS") if in_step else 1
     if tasks > 1:
-        if environment.get("SLURM_PROCID") != "0":
-            return None
-        return (
-            f"srun started carme-run {tasks} times: each is a run of its own, with ranks on its node alone. "
-            f"Start it once, {_BY_SRUN}.{help_link(Section.LAUNCHERS, environment)}"
+        return Obstacle(
+            f"srun started carme-run {tasks} times",
+            "each is a run of its own, with ranks on its node alone",
+            f"Start it once, {_BY_SRUN}.",
         )
-    nodes = nodes_of_job(environment)
-    if nodes > 1:
-        return (
-            f"This job has {nodes} nodes, but no agents of Carme that join them: all ranks start on "
-            f"this one. Submit the job with carme submit and an image, {_BY_SRUN}."
-            f"{help_link(Section.LAUNCHERS, environment)}"
+    several = nodes_of_job(environment)
+    if several < 2:
+        return None
+    if not environment.get("SLURMD_NODENAME"):
+        return Obstacle(
+            f"carme-run was started on none of the job's {several} nodes",
+            "all ranks start on this host",
+            f"Start it in the job's script, or by: srun --nodes=1 --ntasks=1 carme-run --nodes {several}",
+        )
+    if in_step and nodes is None:
+        return Obstacle(
+            f"srun gave carme-run one of the job's {several} nodes",
+            "all ranks start on it",
+            f"For ranks on all of them, leave srun out or add --nodes {several} to carme-run.",
+        )
+    if not shutil.which("srun", path=environment.get("PATH")):
+        return Obstacle(
+            f"This job has {several} nodes, but there is no srun here to start agents on the others",
+            "all ranks start on this one",
+            "Start carme-run outside of the container and the container behind it, or submit the job with "
+            f"carme submit and an image, {_BY_SRUN}.",
         )
     return None
+
+
+def warning(environment: Mapping[str, str], nodes: int | None) -> str | None:
+    """What a user of several nodes or tasks may not expect of a run on this host alone.
+
+    Args:
+        environment: This process's.
+        nodes: How many nodes were requested; None: nobody did.
+    """
+    found = obstacle(environment, nodes)
+    if found is None or nodes == 1 or environment.get("SLURM_PROCID", "0") != "0":
+        return None
+    link = help_link(Section.LAUNCHERS, environment)
+    return f"{found.reason}: {found.consequence}. {found.remedy}{link}"
+
+
+def _expanded(part: str) -> list[str]:
+    """The names that `rack[1-2]n[01,3]` stands for."""
+    group = _GROUP.search(part)
+    if group is None:
+        return [part]
+    names: list[str] = []
+    for numbers in group[1].split(","):
+        first, _, last = numbers.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            names += _expanded(f"{part[: group.start()]}{number:0{len(first)}}{part[group.end() :]}")
+    return names
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
-import torch._dynamo  # optimizers import it anyway, and it is large: the limit counts it from the beginning
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.out_of_core import keras_scripts, pages, spill, watch
-from carme_runtime.out_of_core.blocks import State, measured_rates
+from carme_runtime.out_of_core import escapes, keras_scripts, late_compiler, pages, spill, watch
+from carme_runtime.out_of_core.blocks import Block, State, measured_rates
 from carme_runtime.out_of_core.called_models import CalledModels
 from carme_runtime.out_of_core.during_backward import NOT_REQUESTED, ON_GPU, StepDuringBackward
 from carme_runtime.out_of_core.limits import Limit
@@ -37,6 +36,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 _OF_SGD, _OF_OTHERS = 2, 3
 _FIRST_STEPS = 3  # They use code that later ones do not, such as what loads and what looks at shapes.
 _OTHERS_STEPS = 16  # An optimizer that steps so often while the one whose steps count does not takes over.
+_OF_COMPILER = 80 << 20  # bytes that PyTorch's compiler takes, about, when a program loads it
 _OF_STAGES = (
     "--recompute changes nothing for stages of a pipeline. Its plan says which of them compute their forward "
     "passes again."
@@ -84,6 +84,7 @@ class Budget:
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
         """Set up what sees the operations; `stack` takes it away again."""
+        late_compiler.load_late(_make_room_for_compiler)
         if pages.avoid_huge_pages():
             stack.callback(pages.allow_huge_pages)
         stack.callback(pages.free, taken := _take_blocks_from_malloc())
@@ -99,7 +100,7 @@ class Budget:
         stack.enter_context(_storages_written_by(operations))
         stack.callback(register_optimizer_step_pre_hook(parameter_by_parameter).remove)
         stack.callback(register_optimizer_step_post_hook(self._end_step).remove)
-        stack.enter_context(watch.Escapes(operations))
+        stack.enter_context(escapes.accesses_have_memory(operations))
         stack.enter_context(operations)
 
     def __exit__(self, *error: object) -> None:
@@ -332,16 +333,18 @@ class Budget:
         store, lost = self._operations.store, 0
         store.settle()
         store.collect()
-        for block in sorted(store.blocks.values(), key=lambda block: block.size):
-            storage: Any = block.owner.hold()
-            if storage is None or block.state is State.PRESENT:
-                continue
+        held: list[tuple[Any, Block]] = [(block.owner.hold(), block) for block in store.blocks.values()]
+        absent = [each for each in held if each[0] is not None and each[1].state is not State.PRESENT]
+        # A storage that an array was made of keeps its size, so it comes first. Where it does not fit it
+        # stays closed: an access to it ends the process. Zeros in it would be worse.
+        for storage, block in sorted(absent, key=lambda each: (each[0].resizable(), each[1].size)):
             if store.used + block.size <= store.capacity:
                 store.acquire([block], [], 0)
-            else:
+                continue
+            lost += block.size
+            if storage.resizable():
                 pages.open_again(block.address, block.size)
                 storage.resize_(0)
-                lost += block.size
         if lost:
             warnings.warn(
                 f"{show_size(lost)} of tensors do not fit into the memory limit and are gone now that it "
@@ -367,6 +370,13 @@ def room_of_host() -> tuple[int, float, float]:
     assert _active is not None and _active._operations is not None
     store = _active._operations.store
     return store.capacity, store.file.read_rate, store.file.write_rate
+
+
+def _make_room_for_compiler() -> None:
+    """It loads now. Only a thread whose operations are seen may move blocks for it."""
+    operations = _active and _active._operations
+    if operations and operations.device_type == "cpu" and operations.sees_this_thread():
+        operations.store.make_room(_OF_COMPILER)
 
 
 def _before_fork() -> None:
@@ -407,7 +417,7 @@ def _move(operations: watch.Operations, tensors: list[torch.Tensor]) -> None:
 @contextlib.contextmanager
 def _storages_written_by(operations: watch.Operations) -> Iterator[None]:
     writer = torch._C.PyTorchFileWriter
-    kind: Any = type("PyTorchFileWriter", (watch.FileWriter,), {"operations": operations})
+    kind: Any = type("PyTorchFileWriter", (escapes.FileWriter,), {"operations": operations})
     torch._C.PyTorchFileWriter = kind
     try:
         yield

@@ -13,7 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.out_of_core import watch
+from carme_runtime.out_of_core import escapes, watch
 from carme_runtime.out_of_core.blocks import Block, State
 from carme_runtime.out_of_core.budget import Budget
 from carme_runtime.out_of_core.gpu_ahead import Ahead
@@ -197,7 +197,7 @@ class GpuBudget(Budget):
         stack.enter_context(_storages_have_their_sizes(store))
         stack.callback(register_optimizer_step_pre_hook(parameter_by_parameter).remove)
         stack.callback(register_optimizer_step_post_hook(self._end_step).remove)
-        stack.enter_context(watch.Escapes(operations))
+        stack.enter_context(escapes.accesses_have_memory(operations))
         stack.enter_context(operations)
 
     def _move(self, operations: Any, tensors: list[torch.Tensor]) -> None:

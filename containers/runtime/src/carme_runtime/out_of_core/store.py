@@ -1,5 +1,6 @@
 """The blocks of a process: which are in memory, and the threads that move them."""
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -46,6 +47,7 @@ class Store:
         # Owners whose transfers have ended. PyTorch frees storages without Python's lock, which must not meet
         # another thread that takes or lets go the same one: the trainer's thread does both.
         self._holds: list[object] = []
+        self._unpinned: deque[Block] = deque()  # by `unpin`
         self._forgotten: list[Block] = []
         self._busy_since = 0.0
         self._error: OSError | None = None
@@ -75,6 +77,8 @@ class Store:
         changed = set(writes)
         with self._lock:
             self._raise_failure()
+            while self._unpinned:
+                self._unpinned.popleft().pins -= 1
             for block in blocks:
                 block.pins += 1
             try:
@@ -97,6 +101,19 @@ class Store:
             reserved, self._reserved = self._reserved, 0
             if reserved and self._ahead:
                 self._work.notify_all()
+
+    def make_room(self, size: int) -> None:
+        """Let blocks leave, as far as they can, for what will take so many bytes besides them.
+
+        The next check of the limit corrects the capacity.
+
+        Raises:
+            CarmeRuntimeError: The disk is full or failed.
+        """
+        with self._lock:
+            self.capacity = max(self.capacity - size, 0)
+            with contextlib.suppress(DoesNotFit):
+                self._bring((), set(), self._reserved, 0)
 
     def add(self, key: int, block: Block) -> None:
         """A new block, in memory."""
@@ -138,9 +155,11 @@ class Store:
                 block.step_pins = 0
 
     def unpin(self, block: Block) -> None:
-        """Take a pin away, of whatever origin."""
-        with self._lock:
-            block.pins -= 1
+        """Take a pin away, of whatever origin, before the next operation.
+
+        Without the lock: the garbage collector may call this at any moment, also in a thread that holds it.
+        """
+        self._unpinned.append(block)
 
     # What is done ahead of need
 

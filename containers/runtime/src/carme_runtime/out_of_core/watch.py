@@ -9,21 +9,19 @@ step and what a program computes besides are all operations, and what autograd s
 
 import functools
 import os
+import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.blocks import Block
 from carme_runtime.out_of_core.limits import Limit
-from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.out_of_core.steps import Steps
 from carme_runtime.out_of_core.store import Store
 from carme_runtime.out_of_core.trace import DoesNotFit, Operation
@@ -34,8 +32,6 @@ _FILLS = 8  # times that the heap's free parts are taken, at most
 _HEAVY = ("convolution", "mm", "linear", "lstm", "gru", "rnn", "attention")
 # They change what their schema calls an input.
 _CHANGED_IN_SECRET = {"running_mean", "running_var"}
-# Ways past PyTorch to a tensor's memory; the first ones give an array that keeps it, the others an address.
-_ARRAYS, _ADDRESSES = {"numpy", "__array__"}, {"data_ptr", "__dlpack__", "share_memory_", "tolist"}
 
 
 class Storage:
@@ -71,6 +67,7 @@ class Operations(TorchDispatchMode):
         self._shapes: dict[Any, int] = {}
         self._workspaces: dict[Any, int] = {}
         self._process = os.getpid()
+        self._threads = {threading.get_ident()}  # that run operations
         # What is called when an operation takes a tensor in a storage, by the storage's address.
         self.watched: dict[int, Callable[[], None]] = {}
         self.taken: list[int] = []  # by `pages.fill_heap`, so that tensors are mappings of their own
@@ -81,12 +78,17 @@ class Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         if os.getpid() != self._process:  # a child's blocks are not this one's
             return func(*args, **kwargs)
+        self._threads.add(threading.get_ident())
         if any(issubclass(kind, FakeTensor) for kind in types):  # a model is traced: nothing is computed
             return func(*args, **kwargs)
         facts = _facts(func)
         if facts.is_list:
             return _one_by_one(self._run, func, args, kwargs)
         return self._run(func, args, kwargs)
+
+    def sees_this_thread(self) -> bool:
+        """Whether this is a thread of the process whose operations are seen; no other may move blocks."""
+        return threading.get_ident() in self._threads and os.getpid() == self._process
 
     def end_step(self) -> None:
         """A step ends now. Take what the heap has free, if tensors lay in it: these could not leave."""
@@ -132,12 +134,13 @@ class Operations(TorchDispatchMode):
         tensors = tensors_of(args, kwargs)
         if self.watched:
             self._note_use(tensors)
-        uses = list({block: None for each in tensors if (block := self.block_of(each)) is not None})
+        blocks = {id(each): block for each in tensors if (block := self.block_of(each)) is not None}
+        uses = list(dict.fromkeys(blocks.values()))
         # What cannot leave memory in this step may in another: steps have the same operations all the same.
         if not uses and facts.makes_nothing and not any(map(self._may_leave, tensors)):
             return func(*args, **kwargs)
         changed = facts.changed(args, kwargs)
-        written = [block for each in changed if (block := self.block_of(each)) is not None]
+        written = [blocks[id(each)] for each in changed if id(each) in blocks]
         self.steps.look_for_gone(self.store)
         planned = self.steps.begin(facts.name, uses)
         self.limit.check(self.store, often=planned is None)
@@ -166,7 +169,8 @@ class Operations(TorchDispatchMode):
         finally:
             if needs_something:
                 self.store.release(uses)
-        self.steps.end(operation, planned, self._new_blocks(result, tensors))
+        new_blocks = [] if facts.makes_nothing else self._new_blocks(result, tensors)
+        self.steps.end(operation, planned, new_blocks)
         for each in changed:
             self._see_change(each)
         if facts.stays:
@@ -272,88 +276,15 @@ class Operations(TorchDispatchMode):
         return self._shapes[key]
 
 
-class Escapes(TorchFunctionMode):
-    """Has a tensor in memory when the program looks at it past PyTorch.
-
-    Args:
-        operations: Which knows the blocks.
-    """
-
-    def __init__(self, operations: Operations) -> None:
-        super().__init__()
-        self._operations = operations
-
-    def __torch_function__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if func is torch.Tensor.backward:  # hooks and functions of the program run in it
-            with self:
-                return _backward(*args, **(kwargs or {}))
-        if name not in _ARRAYS and name not in _ADDRESSES:
-            return func(*args, **(kwargs or {}))
-        block = self._operations.block_of(args[0])
-        if block is None:
-            return func(*args, **(kwargs or {}))
-        store = self._operations.store
-        acquire(self._operations, block, changes=name != "tolist")
-        result = func(*args, **(kwargs or {}))
-        if name in _ARRAYS:
-            weakref.finalize(_whole(result), store.unpin, block)
-        else:
-            if name != "tolist":
-                store.pin_for_step(block)
-            store.release([block])
-        return result
-
-
-def _backward(
-    tensor: torch.Tensor,
-    gradient: Any = None,
-    retain_graph: Any = None,
-    create_graph: bool = False,
-    inputs: Any = None,
-) -> None:
-    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
-
-
-def acquire(operations: Operations, block: Block, changes: bool = False) -> None:
-    """Have a block in memory until the store releases it.
-
-    Raises:
-        CarmeRuntimeError: The limit is too small for it, or the disk failed.
-    """
-    try:
-        operations.store.acquire([block], [block] if changes else [], 0)
-    except DoesNotFit:
-        raise CarmeRuntimeError(
-            f"A tensor of {show_size(block.size)} does not fit into the limit of memory beside those that "
-            "NumPy arrays or addresses keep there.",
-            "Let go the arrays that you made of tensors, or give a larger limit.",
-        ) from None
-
-
-class FileWriter(torch._C.PyTorchFileWriter):
-    """What torch.save writes with: has each storage in memory while it is written."""
-
-    operations: Operations
-
-    def write_record(self, name: str, data: Any, size: int) -> None:
-        block = None
-        if hasattr(data, "_cdata"):
-            block = self.operations.store.blocks.get(data._cdata)
-        if block is None:
-            super().write_record(name, data, size)
-            return
-        acquire(self.operations, block)
-        try:
-            super().write_record(name, data, size)
-        finally:
-            self.operations.store.release([block])
+# By the operation's address: an operation's own hash takes ten times as long.
+_known: dict[int, "_Facts"] = {}
 
 
 class _Facts:
     """What the schema of an operation says."""
 
     def __init__(self, func: Any) -> None:
+        self._func = func  # its address is that of no other then
         schema = func._schema
         self.name = f"{func.namespace}.{func.__name__}" if hasattr(func, "namespace") else str(func)
         base = schema.name.partition("::")[2]
@@ -379,9 +310,11 @@ class _Facts:
         return tensors_of(found, {})
 
 
-@functools.cache
 def _facts(func: Any) -> _Facts:
-    return _Facts(func)
+    facts = _known.get(id(func))
+    if facts is None:
+        facts = _known[id(func)] = _Facts(func)
+    return facts
 
 
 def tensors_of(args: Iterable[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -450,10 +383,3 @@ def _outlines(values: Iterable[Any]) -> tuple[Any, ...]:
         else None
         for each in values
     )  # fmt: skip
-
-
-def _whole(array: Any) -> Any:
-    """The array that others are views of."""
-    while isinstance(array.base, type(array)):
-        array = array.base
-    return array

@@ -238,7 +238,8 @@ def _is_opaque(module: nn.Module) -> bool:
 
 def _is_compiled(model: nn.Module) -> bool:
     """Whether something may have been compiled: its parameters are used without a call that is seen."""
-    from torch._dynamo import eval_frame
-
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    if eval_frame is None:  # the compiler is not loaded, so it has compiled nothing
+        return False
     backends = getattr(eval_frame, "cached_backends", {0: True})
     return any(backend is not None for backend in backends.values())

@@ -1,0 +1,321 @@
+"""Agents on the nodes of a Slurm job without Carme: one here, and one on each other node that `srun` starts.
+
+They live as long as one `carme-run`. The agent here ends with its command, which is `stay`: that reads a pipe
+until nobody holds its other end any more. `carme-run` does, and mpirun where that takes its place, so also
+their SIGKILL ends the agents. The others end with the first one. Their key and their certificate are in a
+private folder that all nodes see, and reach the agents as names of files.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from argparse import Namespace
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+import carme_runtime
+from carme_runtime.addresses import is_loopback
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.fabric import credentials, mpi, service
+from carme_runtime.fabric.credentials import CERTIFICATE, KEY
+from carme_runtime.fabric.members import Members
+from carme_runtime.launcher import slurm
+from carme_runtime.launcher.nodes import JOIN_SECONDS, too_few_nodes
+
+POLL_SECONDS = 0.05
+END_SECONDS = 10.0  # for agents to end by themselves, and again after a signal; Slurm's KillWait is 30 s
+ANNOUNCED, SOCKET = "fabric.json", "agent.sock"
+LINES = 12  # of the agents' output in an error
+#: What `srun` needs to know of its job. It takes most other variables of this kind for options.
+FOR_SRUN = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID", "SLURM_JWT", "SLURM_WORKING_CLUSTER")
+_SOURCE = str(Path(carme_runtime.__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where agents are started, and by which files they know each other."""
+
+    job: str
+    hosts: list[str]  # this one first
+    gpus: int  # of the job on this node, and so on the others
+    shared: Path
+    encrypted: bool
+
+    def srun(self) -> list[str]:
+        """The beginning of the command line that starts something once on each other node.
+
+        It may use all that the job has there. A node that fails takes no other one with it.
+        """
+        others = len(self.hosts) - 1
+        where = [f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1"]
+        where += [f"--nodelist={','.join(self.hosts[1:])}", "--overlap", "--mem=0", "--cpu-bind=none"]
+        rest = ["--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--mpi=none", "--export=ALL", "--input=none"]
+        gpus = [f"--gres=gpu:{self.gpus}"] if self.gpus else []
+        return ["srun", "--job-name=carme-agents", *where, *gpus, *rest, "--chdir=/"]
+
+    def members(self, here: Members) -> Members:
+        """What nodes there would be, if the others were as this one."""
+        like = replace(here.present[0], interface="", key_file=str(self.shared / f"slurm-{self.job}-*/{KEY}"))
+        members = [replace(like, number=n, host=host, address=host) for n, host in enumerate(self.hosts)]
+        return Members.of(members, [], len(members))
+
+    def report(self) -> str:
+        """What would be started, as a sentence for a dry run."""
+        return (
+            f"On {', '.join(self.hosts[1:])}, which may have other cores than this node, srun would start "
+            f"agents: {shlex.join(self.srun())} ..."
+        )
+
+
+def plan(options: Namespace, environment: Mapping[str, str]) -> Plan | None:
+    """How agents are to be started for a run that found none; None: it uses this host alone.
+
+    Raises:
+        CarmeRuntimeError: More nodes were requested than the job has.
+    """
+    if options.cleanup or not slurm.takes_all_nodes(environment, nodes_for(options)):
+        return None
+    hosts = slurm.node_names(environment)
+    if options.nodes and options.nodes > len(hosts):
+        raise too_few_nodes(options.nodes, len(hosts))
+    gpus = environment.get("SLURM_GPUS_ON_NODE", "")
+    return Plan(
+        environment["SLURM_JOB_ID"],
+        hosts[: options.nodes],
+        int(gpus) if gpus.isdecimal() else 0,
+        (options.shared_folder or Path.home() / ".carme").absolute(),
+        not options.unencrypted,
+    )
+
+
+def nodes_for(options: Namespace) -> int | None:
+    """How many nodes the options ask for; None: all that there are."""
+    alone = options.n == 1 and not (options.nodes or options.hostfile or options.max_ranks)
+    return 1 if alone else options.nodes
+
+
+@contextlib.asynccontextmanager
+async def started(plan: Plan, environment: MutableMapping[str, str]) -> AsyncIterator[None]:
+    """Agents on all nodes, which have joined; `environment` then leads to them as in a session.
+
+    Raises:
+        CarmeRuntimeError: The folder cannot be used, no certificate can be made, or nodes do not join.
+    """
+    address = _address(environment)
+    folder = _make_folder(plan)
+    place = _place(folder, plan.hosts[0])
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)  # for mpirun, if it takes the place of this process
+    processes: list[Process] = []
+    try:
+        try:
+            options = credentials.write(folder, plan.encrypted)
+        except OSError as error:
+            raise _unusable(plan.shared, error) from None
+        with (folder / "log").open("wb") as log:
+            first = [*_itself("carme_runtime.fabric.command"), "--nodes", str(len(plan.hosts)), *options]
+            first += ["--announce", f"{folder}/{ANNOUNCED}", "--listen", address, "--socket"]
+            first += [f"{place}/{SOCKET}", "--", *_itself(__name__), "stay", str(folder), str(place)]
+            processes.append(await _start(first, environment, log, reading))
+            stdout = processes[0].stdout
+            assert stdout
+            if not await stdout.readline():
+                raise _failed("The agent on this node did not start", folder)
+            others = [*plan.srun(), *_itself(__name__), "join", str(folder), plan.hosts[0]]
+            processes.append(await _start(others, _for_srun(environment), log))
+        await _joined(plan, processes[1], folder, place)
+        environment["CARME_AGENT"] = str(place / SOCKET)
+        environment.update(mpi.session_variables(place, address, environment))
+        yield
+    finally:
+        os.close(reading)
+        os.close(writing)
+        await _end(processes)
+        for path in (folder, place):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+async def _start(
+    command: list[str], environment: Mapping[str, str], log: IO[bytes], stdin: int = DEVNULL
+) -> Process:
+    """Start it in a session of its own: an interrupt from the terminal is for the ranks."""
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=stdin,
+        stdout=DEVNULL if stdin == DEVNULL else PIPE,
+        stderr=log,
+        env=dict(environment),
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+async def _joined(plan: Plan, srun: Process, folder: Path, place: Path) -> None:
+    """Wait until all agents are there, by the list that the first one keeps. Raises CarmeRuntimeError."""
+    ended = asyncio.ensure_future(srun.wait())
+    end = asyncio.get_running_loop().time() + JOIN_SECONDS
+    try:
+        while missing := _missing(plan, place):
+            await asyncio.wait({ended}, timeout=POLL_SECONDS)
+            late = asyncio.get_running_loop().time() > end
+            # Of several agents one alone may have ended, which srun reports.
+            if ended.done() or late or "Exited with exit code" in _words(folder):
+                if not _missing(plan, place):
+                    return
+                how = f" within {JOIN_SECONDS:.0f} s" if late else ""
+                raise _failed(f"The agents of {', '.join(missing)} did not join this run{how}", folder)
+    finally:
+        ended.cancel()
+
+
+def _missing(plan: Plan, place: Path) -> list[str]:
+    """The nodes whose agents are not there."""
+    try:
+        lines = (place / mpi.HYDRA_HOSTS).read_text().splitlines()
+    except OSError:
+        lines = []
+    present = {line.rpartition(":")[0] for line in lines}
+    return [host for host in plan.hosts if host not in present]
+
+
+async def _end(processes: list[Process]) -> None:
+    """See that the agents here and there are over; whoever does not end by himself is made to."""
+    for process in processes:
+        for send in (process.terminate, process.kill):
+            try:
+                await asyncio.wait_for(process.wait(), END_SECONDS)
+                break
+            except asyncio.TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    send()
+        await process.wait()
+
+
+def _make_folder(plan: Plan) -> Path:
+    try:
+        plan.shared.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"slurm-{plan.job}-", dir=plan.shared))
+    except OSError as error:
+        raise _unusable(plan.shared, error) from None
+
+
+def _unusable(shared: Path, error: OSError) -> CarmeRuntimeError:
+    return CarmeRuntimeError(
+        f"No private folder can be made in {shared} for this run's nodes: {error.strerror}.",
+        "Name a folder that all of them see and that you can write to: --shared-folder DIR",
+    )
+
+
+def _place(folder: Path, host: str) -> Path:
+    """A private folder for the socket of a node's agent: in the run's own, which goes however the run ends.
+
+    Slurm kills at once what `srun` has started, when it ends a job. On file systems of a network there may be
+    no sockets, or their names are too long.
+    """
+    place = folder / host
+    try:
+        place.mkdir(mode=0o700)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(place / SOCKET))
+        (place / SOCKET).unlink()
+        return place
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="carme-"))
+
+
+def _address(environment: Mapping[str, str]) -> str:
+    """At which other nodes reach this one. Raises CarmeRuntimeError."""
+    if own := environment.get("CARME_ADDRESS"):
+        return own
+    for name in (environment["SLURMD_NODENAME"], socket.gethostname()):
+        with contextlib.suppress(OSError):
+            for *_, (address, *_) in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM):
+                if not is_loopback(str(address)):
+                    return str(address)
+    raise CarmeRuntimeError(
+        f"The name of node {environment['SLURMD_NODENAME']} leads to no address that other nodes can reach.",
+        "Set CARME_ADDRESS to this node's address on the cluster's network, or add --nodes 1.",
+    )
+
+
+def _for_srun(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in FOR_SRUN or not name.startswith(("SLURM_", "SRUN_", "CARME_"))
+    }
+
+
+def _itself(module: str) -> list[str]:
+    """The command line of this Python for a module of ours, whatever is set for the user's own programs."""
+    start = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; sys.exit(main())"
+    return [sys.executable, "-I", "-c", start, _SOURCE]
+
+
+def _words(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (folder / "log").read_text(errors="replace")
+    return ""
+
+
+def _failed(what: str, folder: Path) -> CarmeRuntimeError:
+    lines = _words(folder).strip().splitlines()[-LINES:]
+    return CarmeRuntimeError(
+        "\n".join([f"{what}. Output of srun and the agents:", *lines] if lines else [f"{what}."]) + "\n",
+        "Fix that, or add --nodes 1 to run on this node alone.",
+    )
+
+
+def main() -> int:
+    """What is started here; see the module. Arguments: `stay FOLDER ...` or `join FOLDER HOST`."""
+    role, *arguments = sys.argv[1:]
+    if role == "stay":
+        _stay([Path(argument) for argument in arguments])
+        return 0
+    return _join(Path(arguments[0]), arguments[1])
+
+
+def _stay(folders: list[Path]) -> None:
+    """Live until the launcher is over, whatever signal Slurm or a terminal sends to all at once."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    print("ready", flush=True)
+    while os.read(0, 1024):
+        pass
+    for folder in folders:  # nobody else does after a SIGKILL
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _join(folder: Path, first: str) -> int:
+    """Be the agent of another node until the run is over; the exit code."""
+    here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    if not folder.is_dir():
+        print(
+            f"carme-agent: {here} does not see the folder {folder} of {first}. "
+            "Name one that all nodes of the job see: --shared-folder DIR",
+            file=sys.stderr,
+        )
+        return 1
+    place = _place(folder, here)
+    try:
+        certificate = folder / CERTIFICATE
+        options = Namespace(key_file=folder / KEY, socket=place / SOCKET)
+        options.certificate = certificate if certificate.exists() else None
+        where = json.loads((folder / ANNOUNCED).read_text())
+        options.join = f"{where['host']}:{where['port']}"
+        return service.join(options)
+    except (CarmeRuntimeError, OSError, ValueError) as error:
+        print(f"carme-agent: {error}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,357 @@
+"""carme-run over all nodes of a Slurm job without Carme: `srun` is simulated, and starts all on this host."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.fabric import credentials
+from carme_runtime.fabric.tls import read_certificate
+from carme_runtime.launcher import slurm, slurm_agents
+from patience import HANG
+
+from .conftest import MEET, RUN, Process, Witness, clean_environment
+
+Launch = Callable[..., Process]
+Script = Callable[[str], str]
+
+#: Starts its command for each node of --nodelist under that node's name. The variable FAULTS has by node
+#: `absent` (it never starts), `failing` (no such program) or `apart` (it does not see the caller's folder).
+SRUN = f"""#!{sys.executable}
+import json, os, signal, subprocess, sys
+words = sys.argv[1:]
+count = next(index for index, word in enumerate(words) if not word.startswith("-"))
+options, command = words[:count], words[count:]
+with open(os.environ["RECORD"], "w") as file:
+    json.dump([options, command, dict(os.environ)], file)
+faults = json.loads(os.environ.get("FAULTS", "{{}}"))
+hosts = next(word for word in options if word.startswith("--nodelist=")).partition("=")[2].split(",")
+alone = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+hide = 'mount -t tmpfs none "$HOME/.carme" && exec "$@"'
+tasks = {{}}
+for host in hosts:
+    own = {{"SLURMD_NODENAME": host, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}}
+    own |= {{"CUDA_VISIBLE_DEVICES": os.environ.get("THERE", "")}}
+    fault = faults.get(host)
+    before = [*alone, "sh", "-c", hide, "-"] if fault == "apart" else []
+    started = {{"absent": ["sleep", "1000"], "failing": ["sh", "-c", "echo no such program >&2; exit 2"]}}
+    tasks[host] = subprocess.Popen(started.get(fault, [*before, *command]), env=os.environ | own)
+def end(number, frame):
+    for task in tasks.values():
+        task.kill()
+signal.signal(signal.SIGTERM, end)
+codes = []
+for number, (host, task) in enumerate(tasks.items()):
+    codes.append(task.wait())
+    if codes[-1]:
+        text = f"srun: error: {{host}}: task {{number}}: Exited with exit code {{codes[-1]}}"
+        print(text, file=sys.stderr, flush=True)
+sys.exit(max(map(abs, codes)))
+"""
+SHOW = "import os; print(*map(os.environ.get, ('WORLD_SIZE', 'SLURMD_NODENAME', 'CUDA_VISIBLE_DEVICES')))"
+
+
+class SlurmJob:
+    """What a job's script sees on its first node, and what `carme-run` leaves there."""
+
+    def __init__(self, folder: Path, hosts: list[str]) -> None:
+        self.folder, self.hosts = folder, hosts
+        self.home, self.temporary, self.programs = folder / "home", folder / "tmp", folder / "bin"
+        for each in (self.home, self.temporary, self.programs):
+            each.mkdir()
+        self.program("srun", SRUN)
+        self._started: list[Process] = []
+
+    def program(self, name: str, text: str) -> None:
+        """Put a program into the PATH of the job."""
+        (self.programs / name).write_text(text)
+        (self.programs / name).chmod(0o755)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """What the job's script has, with `more`."""
+        own = {"HOME": str(self.home), "TMPDIR": str(self.temporary), "RECORD": str(self.folder / "record")}
+        own |= {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": str(len(self.hosts))}
+        own |= {"SLURM_JOB_NODELIST": ",".join(self.hosts), "SLURMD_NODENAME": self.hosts[0]}
+        own |= {"PATH": f"{self.programs}:{os.environ['PATH']}", "CARME_ADDRESS": "127.0.0.1"}
+        return clean_environment(**own) | more
+
+    def launch(self, *arguments: str, **environment: str) -> Process:
+        """Start carme-run."""
+        self._started.append(Process([*RUN, *arguments], self.environment(**environment), self.folder))
+        return self._started[-1]
+
+    def record(self) -> tuple[list[str], list[str], dict[str, str]]:
+        """The options that srun got, the command, and its environment."""
+        options, command, environment = json.loads((self.folder / "record").read_text())
+        return options, command, environment
+
+    def private(self) -> list[Path]:
+        """The folders in which runs have their keys."""
+        shared = self.home / ".carme"
+        return list(shared.iterdir()) if shared.exists() else []
+
+    def processes(self) -> dict[int, bytes]:
+        """Those of the job by their numbers, with all arguments and variables."""
+        found: dict[int, bytes] = {}
+        for each in Path("/proc").glob("[0-9]*"):
+            try:
+                text = (each / "cmdline").read_bytes() + (each / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"TMPDIR={self.temporary}".encode() in text:
+                found[int(each.name)] = text
+        return found
+
+    def is_clean(self) -> bool:
+        """Wait until nothing is left of the job; False: something stays."""
+        end = time.monotonic() + HANG
+        while self.processes() or self.private() or any(self.temporary.iterdir()):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def close(self) -> None:
+        for process in self._started:
+            process.close()
+        for number in self.processes():
+            os.kill(number, signal.SIGKILL)
+
+
+@pytest.fixture
+def make_slurm_job(tmp_path: Path) -> Iterator[Callable[..., SlurmJob]]:
+    jobs: list[SlurmJob] = []
+
+    def make(*hosts: str) -> SlurmJob:
+        jobs.append(SlurmJob(tmp_path, list(hosts)))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def slurm_job(make_slurm_job: Callable[..., SlurmJob]) -> SlurmJob:
+    return make_slurm_job("n1", "n2")
+
+
+def test_ranks_start_on_all_nodes(slurm_job: SlurmJob, script: Script) -> None:
+    here = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2", "THERE": "2,3"}
+    options = {"SLURM_GPUS_PER_TASK": "1", "SLURM_CPUS_PER_TASK": "4", "SLURM_EXPORT_ENV": "NONE"}
+    code, out, errors = slurm_job.launch(script(SHOW), **here, **options).wait()
+    assert (code, errors) == (0, "")
+    placed = ["4 n1 0,1", "4 n1 0,1", "4 n2 2,3", "4 n2 2,3"]
+    assert sorted(out.splitlines()) == [f"[rank {rank}] {text}" for rank, text in enumerate(placed)]
+    given, command, environment = slurm_job.record()
+    wanted = {"--nodes=1", "--ntasks=1", "--nodelist=n2", "--overlap", "--gres=gpu:2", "--mem=0"}
+    assert wanted <= set(given) and command[0] == sys.executable
+    assert [name for name in environment if name.startswith("SLURM_")] == ["SLURM_JOB_ID"]
+    assert slurm_job.is_clean()
+
+
+def test_fewer_nodes_and_a_node_without_gpus(make_slurm_job: Callable[..., SlurmJob], script: Script) -> None:
+    job = make_slurm_job("n1", "n2", "n3")
+    code, out, _ = job.launch("--nodes", "2", script(SHOW)).wait()
+    assert (code, sorted(out.splitlines())) == (0, ["[rank 0] 2 n1 None", "[rank 1] 2 n2 "])
+    options, _, _ = job.record()
+    assert "--nodelist=n2" in options and not [word for word in options if word.startswith("--gres")]
+    code, out, errors = job.launch("--nodes", "4", script(SHOW)).wait()
+    assert (code, out) == (2, "") and "--nodes 4 was requested, but the job has 3." in errors
+
+
+@pytest.mark.parametrize("arguments", [["--nodes", "1"], ["-n", "1"]])
+def test_one_rank_or_node_needs_no_agents(slurm_job: SlurmJob, script: Script, arguments: list[str]) -> None:
+    assert slurm_job.launch(*arguments, script(SHOW)).wait() == (0, "[rank 0] 1 n1 None\n", "")
+    assert not (slurm_job.folder / "record").exists()
+
+
+def test_a_task_of_srun_takes_all_nodes_when_it_is_said(slurm_job: SlurmJob, script: Script) -> None:
+    step = {"SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
+    code, out, errors = slurm_job.launch(script(SHOW), **step).wait()
+    assert (code, out) == (0, "[rank 0] 1 n1 None\n")
+    assert "srun gave carme-run one of the job's 2 nodes" in errors and "add --nodes 2" in errors
+    code, out, errors = slurm_job.launch("--nodes", "2", script(SHOW), **step).wait()
+    assert (code, len(out.splitlines()), errors) == (0, 2, "")
+
+
+@pytest.mark.parametrize("options", [[], ["--unencrypted"]])
+def test_nobody_else_can_read_the_key(
+    slurm_job: SlurmJob, script: Script, witness: Witness, options: list[str]
+) -> None:
+    run = slurm_job.launch(*options, script(MEET + "witness.recv(2)"), **witness.environment)
+    witness.expect(2)
+    (private,) = slurm_job.private()
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert (private / "fabric.pem").exists() != bool(options)
+    for path in private.glob("fabric.*"):
+        assert path.stat().st_mode & 0o777 == 0o600, path
+    key, processes = (private / "fabric.key").read_bytes().strip(), slurm_job.processes()
+    assert len(key) == 64 and len(processes) >= 6  # launcher, agent and its command, srun, agent, two ranks
+    assert not [number for number, text in processes.items() if key in text]
+    witness.release()
+    assert run.wait()[0] == 0 and slurm_job.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [(signal.SIGTERM, "launcher"), (signal.SIGKILL, "launcher"), (signal.SIGTERM, "all")],
+)
+def test_nothing_is_left_after_a_signal(
+    slurm_job: SlurmJob, script: Script, witness: Witness, number: signal.Signals, whom: str
+) -> None:
+    """Slurm sends SIGTERM to all processes of a job that reached its time limit."""
+    run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
+    witness.expect(2)
+    for process in slurm_job.processes() if whom == "all" else [run.popen.pid]:
+        os.kill(process, number)
+    code, _, errors = run.wait()
+    # Where all are ended at once, the launcher may see first that an agent is gone.
+    codes = (143, 1) if whom == "all" else (143 if number == signal.SIGTERM else -signal.SIGKILL,)
+    assert code in codes, errors
+    assert witness.all_gone() and slurm_job.is_clean()
+
+
+def test_an_interrupt_is_the_ranks(slurm_job: SlurmJob, script: Script, witness: Witness) -> None:
+    run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
+    witness.expect(2)
+    run.popen.send_signal(signal.SIGINT)
+    assert run.wait()[0] == 130 and witness.all_gone() and slurm_job.is_clean()
+
+
+def test_mpirun_takes_the_place_of_the_launcher(slurm_job: SlurmJob) -> None:
+    """The agents are there for it, and end with it."""
+    text = '#!/bin/sh\n[ "$1" = --version ] && exec echo "mpirun (Open MPI) 5.0"\n'
+    slurm_job.program("mpirun", text + 'test -S "$CARME_AGENT" && echo "there: $*"; exit 5')
+    slurm_job.program("carme-remote", "#!/bin/sh\n")
+    code, out, errors = slurm_job.launch("--backend", "mpi", "--", "true").wait()
+    assert code == 5, errors
+    assert out.startswith("there: -n 2 --host n1:1,n2:1 ")
+    assert slurm_job.is_clean()
+
+
+def test_a_node_that_fails_is_named_with_what_srun_printed(
+    make_slurm_job: Callable[..., SlurmJob], script: Script
+) -> None:
+    job = make_slurm_job("n1", "n2", "n3")
+    code, out, errors = job.launch(script(SHOW), FAULTS=json.dumps({"n3": "failing"})).wait()
+    assert (code, out) == (2, "")
+    assert "The agents of n3 did not join this run. Output of srun and the agents:" in errors
+    assert "no such program" in errors and "srun: error: n3: task 1: Exited with exit code 2" in errors
+    assert "add --nodes 1 to run on this node alone." in errors
+    assert job.is_clean()
+
+
+def test_a_node_that_does_not_join_is_named(slurm_job: SlurmJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_agents, "JOIN_SECONDS", 1.0)
+    monkeypatch.setattr(slurm_agents, "END_SECONDS", 0.5)
+    environment = slurm_job.environment(FAULTS=json.dumps({"n2": "absent"}))
+    monkeypatch.setenv("HOME", str(slurm_job.home))
+    names = ("cleanup", "nodes", "n", "hostfile", "max_ranks", "shared_folder", "unencrypted")
+    plan = slurm_agents.plan(Namespace(**dict.fromkeys(names)), environment)
+    assert plan
+
+    async def start() -> None:
+        async with slurm_agents.started(plan, environment):
+            raise AssertionError("n2 joined")
+
+    with pytest.raises(CarmeRuntimeError, match=r"The agents of n2 did not join this run within 1 s\."):
+        asyncio.run(start())
+    assert not slurm_job.private() and not slurm_job.processes()
+
+
+def can_unshare() -> bool:
+    own = ["--mount"] if os.getuid() == 0 else ["--map-root-user", "--mount"]
+    command = ["unshare", *own, "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_a_home_that_nodes_do_not_share_is_named(slurm_job: SlurmJob, script: Script) -> None:
+    if not can_unshare():
+        pytest.skip("a process can have no mounts of its own here")
+    code, out, errors = slurm_job.launch(script(SHOW), FAULTS=json.dumps({"n2": "apart"})).wait()
+    assert (code, out) == (2, "")
+    assert f"n2 does not see the folder {slurm_job.home}/.carme/slurm-17-" in errors
+    assert "Name one that all nodes of the job see: --shared-folder DIR" in errors
+    shared = slurm_job.folder / "shared"
+    options = ["--shared-folder", str(shared)]
+    code, out, errors = slurm_job.launch(*options, script(SHOW), FAULTS=json.dumps({"n2": "apart"})).wait()
+    assert (code, len(out.splitlines()), errors) == (0, 2, "")
+    assert slurm_job.is_clean() and not list(shared.iterdir())
+
+
+def test_a_folder_that_cannot_be_made(slurm_job: SlurmJob, script: Script) -> None:
+    (slurm_job.home / ".carme").write_text("a file")
+    code, out, errors = slurm_job.launch(script(SHOW)).wait()
+    assert (code, out) == (2, "")
+    assert f"No private folder can be made in {slurm_job.home}/.carme for this run's nodes: File" in errors
+    assert "--shared-folder DIR" in errors
+
+
+def test_a_node_without_an_address_for_others(slurm_job: SlurmJob, script: Script) -> None:
+    code, out, errors = slurm_job.launch(script(SHOW), CARME_ADDRESS="", SLURMD_NODENAME="localhost").wait()
+    if code == 0:
+        pytest.skip("this host's own name leads to an address on a network")
+    assert (code, out) == (2, "")
+    assert "The name of node localhost leads to no address that other nodes can reach." in errors
+    assert "Set CARME_ADDRESS" in errors and not slurm_job.private()
+
+
+def test_a_dry_run_says_what_srun_would_start(slurm_job: SlurmJob, script: Script) -> None:
+    code, out, errors = slurm_job.launch("--dry-run", "-n", "2", script(SHOW)).wait()
+    assert (code, errors) == (0, "")
+    assert "n1" in out and "On n2, which may have other cores than this node, srun would start agents" in out
+    assert "srun --job-name=carme-agents --nodes=1 " in out
+    code, out, _ = slurm_job.launch("--dry-run", "--json", "-n", "2", script(SHOW)).wait()
+    found = json.loads(out)
+    assert found["agents"]["hosts"] == ["n1", "n2"] and found["agents"]["command"][0] == "srun"
+    assert [rank["host"] for rank in found["ranks"]] == ["n1", "n2"]
+    assert not (slurm_job.folder / "record").exists() and not slurm_job.private()
+
+
+@pytest.mark.parametrize(
+    ("listed", "names"),
+    [
+        ("n1,n2", ["n1", "n2"]),
+        ("n[2-3],n1", ["n1", "n2", "n3"]),
+        ("n1,gpu[008-010,12],m", ["n1", "gpu008", "gpu009", "gpu010", "gpu12", "m"]),
+        ("r[1-2]n[1,4]", ["n1", "r1n1", "r1n4", "r2n1", "r2n4"]),
+    ],
+)
+def test_the_names_of_a_jobs_nodes(listed: str, names: list[str]) -> None:
+    assert slurm.node_names({"SLURM_JOB_NODELIST": listed, "SLURMD_NODENAME": "n1"}) == names
+
+
+@pytest.mark.parametrize("program", ["cryptography", "openssl"])
+def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    if program == "openssl":
+        monkeypatch.setitem(sys.modules, "cryptography", None)
+        if not shutil.which("openssl"):
+            pytest.skip("there is no openssl here")
+    options = credentials.write(tmp_path, encrypted=True)
+    assert options == [
+        *("--key-file", str(tmp_path / "fabric.key")), *("--certificate", str(tmp_path / "fabric.pem"))
+    ]  # fmt: skip
+    assert read_certificate(tmp_path / "fabric.pem")
+
+
+def test_where_nothing_makes_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CarmeRuntimeError, match=r"neither is here. Use: pip install .* add --unencrypted"):
+        credentials.make_certificate()
+    assert credentials.write(tmp_path, encrypted=False)[-1] == "--unencrypted"
+    (tmp_path / "openssl").write_text("#!/bin/sh\necho 'no such curve' >&2; exit 1")
+    (tmp_path / "openssl").chmod(0o755)
+    with pytest.raises(CarmeRuntimeError, match="could not make a certificate: no such curve"):
+        credentials.make_certificate()
