@@ -123,7 +123,7 @@ class _Measurement:
         self.holds: dict[str, tuple[str, ...]] = {}
         self.within: dict[str, str] = {}
         self._watched: _Held | None = None
-        self._made: Any = None  # by the run of an operator that was timed
+        self._timed_result: Any = None  # by the run of an operator that was timed
         self.workspace: dict[str, int] = {}
         self.backward: dict[str, int] = {}
 
@@ -169,24 +169,30 @@ class _Measurement:
         for _ in range(repeats):
             for node, run, inputs in self._steps():
                 kind = alike[node.name] = (_kind(node), tuple(str(tuple(each.shape)) for each in inputs))
-                _synchronize(self._example[0])
-                began = time.perf_counter()
-                self._made = run()
-                _synchronize(self._example[0])
-                forward = (time.perf_counter() - began) * 1000
-                backward, gradients = self._backward(self._made, inputs)
-                times[kind].append((forward, backward, sum(map(earlier.adding_ms, gradients))))
+                times[kind].append(self._timed(run, inputs, earlier))
         for name, kind in alike.items():
             forward, backward, adding = (statistics.median(each) for each in zip(*times[kind], strict=True))
             yield name, Timing(samples, round(forward, 6), round(max(backward - idle, 0.0), 6)), adding
+
+    def _timed(
+        self, run: Callable[[], Any], inputs: list[torch.Tensor], earlier: "_Gradients"
+    ) -> tuple[float, float, float]:
+        """Milliseconds of an operator's passes, and of adding its parameters' gradients to earlier ones."""
+        _synchronize(self._example[0])
+        began = time.perf_counter()
+        self._timed_result = run()
+        _synchronize(self._example[0])
+        forward = (time.perf_counter() - began) * 1000
+        backward, gradients = self._backward(self._timed_result, inputs)
+        return forward, backward, sum(map(earlier.adding_ms, gradients))
 
     def run_until(self, is_over: Callable[[], bool]) -> None:
         """Run all operators once, or as many as there is time for."""
         for _, run, inputs in self._steps():
             if is_over():
                 return
-            self._made = run()
-            self._backward(self._made, inputs)
+            self._timed_result = run()
+            self._backward(self._timed_result, inputs)
 
     def _describe(self, name: str, result: Any) -> None:
         tensors = _tensors_of(result)
@@ -220,9 +226,9 @@ class _Measurement:
             elif node.op != "output":
                 run, inputs = self._prepared(node, env)
                 yield node, run, inputs
-                made, self._made = self._made, None
+                timed, self._timed_result = self._timed_result, None
                 with torch.no_grad():
-                    env[node.name] = _detached(_fresh(run) if made is None else made)
+                    env[node.name] = _detached(_fresh(run) if timed is None else timed)
                 if self._watched and (within := self._watched.name(node.name, env[node.name])):
                     self.within[node.name] = within
             for used in node.all_input_nodes:
@@ -263,7 +269,7 @@ class _Measurement:
         return lambda: target(*arguments, **options), inputs
 
     def _backward(self, result: Any, inputs: list[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
-        """Run an operator's backward pass: its milliseconds, 0 where it has none, and parameters' gradients."""
+        """Run an operator's backward pass: milliseconds, 0 where it has none, and parameters' gradients."""
         parts = [result] if not isinstance(result, list | tuple) else result
         outputs = [p for p in parts if isinstance(p, torch.Tensor) and p.requires_grad]
         if not outputs or not inputs:
@@ -271,10 +277,10 @@ class _Measurement:
         gradients = [torch.ones_like(output) for output in outputs]
         _synchronize(self._example[0])
         began = time.perf_counter()
-        made = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+        given = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
         _synchronize(self._example[0])
         took = (time.perf_counter() - began) * 1000
-        own = zip(made, inputs, strict=True)
+        own = zip(given, inputs, strict=True)
         return took, [each for each, to in own if each is not None and isinstance(to, torch.nn.Parameter)]
 
 
