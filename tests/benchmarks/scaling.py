@@ -52,7 +52,10 @@ SLOWEST = "transformer"
 LONGEST_PROBE = 120.0  # seconds
 #: Of the probe of a round, with whole cores: half a core takes twice as long for as much.
 PROBE_SECONDS = 8.0
-STEPS, WARM = 8, 2  # before, within and after the probe of a round; the first ones do not count
+#: Of steps before, within and after the probe of a round, with at least and at most so many: fast ones take
+#: too short a part of a round else, and what is measured has the noise of a moment.
+TURN_SECONDS, FEWEST, MOST = 2.0, 6, 30
+WARM = 2  # steps of each of these that do not count
 EFFICIENCIES = (0.3, 0.5, 0.7, 0.9)  # above which the most ranks are looked for
 USED = 0.8  # of the cores' time, where ranks have parts of cores: the rest is the network's
 START_SECONDS = 1800
@@ -385,7 +388,7 @@ def work(arguments: argparse.Namespace, rounds: int, is_alone_timed: bool) -> No
         model_until = began + (until - began) / (len(models) - place)
         torch.manual_seed(0)
         contest = Contest(model, rate != NODE, is_alone_timed, PROBE_SECONDS / arguments.part)
-        contest.trained()  # warms both up
+        contest.warm_up()
         result[model] = []
         for number in range(1, rounds + 1):
             round_began = time.monotonic()
@@ -455,11 +458,22 @@ class Contest:
         self.batch, self.loss, self.run = BATCH[kind], functional.cross_entropy, Run()
         self.several = several  # nodes, each with a rank
         self.seconds = seconds  # of a probe
+        self.steps = FEWEST
         self.inputs, self.targets = samples_of(kind, self.batch)
         self.probed, self.model = build(kind), build(kind)
         self.probed_optimizer = torch.optim.SGD(self.probed.parameters(), 0.001, momentum=0.9, fused=True)
         optimizer = torch.optim.SGD(self.model.parameters(), 0.001, momentum=0.9)
         self.model, self.optimizer = parallelize(self.model, optimizer)
+
+    def warm_up(self) -> None:
+        """Make the first steps, and choose how many are measured at a time: the same on all ranks."""
+        import torch
+        import torch.distributed as dist
+
+        took = torch.tensor([statistics.median(self.trained())])
+        dist.all_reduce(took)
+        wanted = math.ceil(1000 * TURN_SECONDS * self.ranks / took.item())
+        self.steps = min(max(wanted, FEWEST), MOST)
 
     def round(self) -> dict[str, float]:
         """What is predicted, and what is measured before, between and after what it is predicted by."""
@@ -530,7 +544,7 @@ class Contest:
         import torch.distributed as dist
 
         times = []
-        for _ in range(STEPS):
+        for _ in range(WARM + self.steps):
             dist.barrier()
             began = time.perf_counter()
             optimizer.zero_grad()
