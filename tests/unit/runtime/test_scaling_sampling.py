@@ -28,6 +28,7 @@ def test_a_third_of_the_steps_that_others_delay_is_seen() -> None:
     assert sampling.spread(delayed) == pytest.approx(0.2 / 0.545, rel=0.01)
     assert straggling(sampling.spread(delayed), 2) == pytest.approx(0.2, rel=0.15)
     assert sampling.spread([100.0] * 15 + [120.0] * 5) == 0.0, "of 20 steps both ranks are on time in 11"
+    assert sampling.spread([]) == sampling.spread([0.0]) == 0.0
     # Of normal variables both are the same.
     normal = [NormalDist(100, 5).inv_cdf((n + 0.5) / 1000) for n in range(1000)]
     assert sampling.spread(normal) == pytest.approx(0.05, rel=0.02)

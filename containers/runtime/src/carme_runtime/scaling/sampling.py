@@ -122,7 +122,7 @@ def spread(seconds: Sequence[float]) -> float:
     the middle hide that, but two ranks wait for each other in more than half of the steps then. So it is at
     least that of the normal distribution in which the slower one of two takes as long in the middle as here.
     """
-    middle = statistics.median(seconds)
+    middle = statistics.median(seconds) if seconds else 0.0
     if not middle > 0:
         return 0.0
     away = statistics.median(abs(value - middle) for value in seconds)
