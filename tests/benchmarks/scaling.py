@@ -5,11 +5,12 @@
     sudo ./test bench scaling --quick --ranks 2 4
     sudo ./test bench scaling --nodes demo --json result.json   # between the demo's two nodes
 
-In each round ranks train their model, probe it, the links, and what reducing takes from computing, and train
-it again: all see the same minute, and what changes meanwhile is on both sides of the probe. Two ranks with
-one thread and one core each, on one node and on two (network namespaces, which take root) at 1 and 10 Gbit/s.
-`simple` is T = G/W + C(W) of the same probes: the time of the batch, divided by the ranks, and of reducing it
-all afterwards.
+In each round ranks measure the links and what reducing takes from computing, and probe their model. They
+train it before, between and after that: all see the same minute, and what changes meanwhile is on all sides.
+The prediction is the mean of those by the profiles of all ranks, so that it has the noise of all, not of one.
+Two ranks with one thread and one core each, on one node and on two (network namespaces, which take root) at 1
+and 10 Gbit/s. `simple` is T = G/W + C(W) of the same probes: the time of the batch, divided by the ranks, and
+of reducing it all afterwards.
 
 With more ranks than cores each rank has a cgroup in which it computes for the same part of a core's time,
 from the probe on, and a node of its own at a switch. All numbers of ranks have that part. With several of
@@ -50,8 +51,11 @@ BATCH = {"mlp": 64, "cnn": 32, "transformer": 16}  # of all ranks
 SLOWEST = "transformer"
 LONGEST_PROBE = 120.0  # seconds
 #: Of the probe of a round, with whole cores: half a core takes twice as long for as much.
-PROBE_SECONDS = 4.0
-STEPS, WARM = 8, 2  # before the probe of a round as after it; the first ones do not count
+PROBE_SECONDS = 8.0
+#: Of steps before, within and after the probe of a round, with at least and at most so many: fast ones take
+#: too short a part of a round else, and what is measured has the noise of a moment.
+TURN_SECONDS, FEWEST, MOST = 2.0, 6, 30
+WARM = 2  # steps of each of these that do not count
 EFFICIENCIES = (0.3, 0.5, 0.7, 0.9)  # above which the most ranks are looked for
 USED = 0.8  # of the cores' time, where ranks have parts of cores: the rest is the network's
 START_SECONDS = 1800
@@ -384,7 +388,7 @@ def work(arguments: argparse.Namespace, rounds: int, is_alone_timed: bool) -> No
         model_until = began + (until - began) / (len(models) - place)
         torch.manual_seed(0)
         contest = Contest(model, rate != NODE, is_alone_timed, PROBE_SECONDS / arguments.part)
-        contest.trained()  # warms both up
+        contest.warm_up()
         result[model] = []
         for number in range(1, rounds + 1):
             round_began = time.monotonic()
@@ -454,41 +458,67 @@ class Contest:
         self.batch, self.loss, self.run = BATCH[kind], functional.cross_entropy, Run()
         self.several = several  # nodes, each with a rank
         self.seconds = seconds  # of a probe
+        self.steps = FEWEST
         self.inputs, self.targets = samples_of(kind, self.batch)
         self.probed, self.model = build(kind), build(kind)
         self.probed_optimizer = torch.optim.SGD(self.probed.parameters(), 0.001, momentum=0.9, fused=True)
         optimizer = torch.optim.SGD(self.model.parameters(), 0.001, momentum=0.9)
         self.model, self.optimizer = parallelize(self.model, optimizer)
 
-    def round(self) -> dict[str, float]:
-        """What is predicted, and what is measured right before and right after it."""
+    def warm_up(self) -> None:
+        """Make the first steps, and choose how many are measured at a time: the same on all ranks."""
+        import torch
         import torch.distributed as dist
 
-        from carme_runtime.scaling import predict
+        took = torch.tensor([statistics.median(self.trained())])
+        dist.all_reduce(took)
+        wanted = math.ceil(1000 * TURN_SECONDS * self.ranks / took.item())
+        self.steps = min(max(wanted, FEWEST), MOST)
+
+    def round(self) -> dict[str, float]:
+        """What is predicted, and what is measured before, between and after what it is predicted by."""
+        import torch.distributed as dist
+
         from carme_runtime.scaling.advice import measure
         from carme_runtime.scaling.machines import machine_of
-        from carme_runtime.scaling.network import allreduce_ms
+        from carme_runtime.scaling.sampling import spread
 
         alone = self.alone() if self.is_alone_timed else []
         trained = self.trained()
         dist.barrier()
         machine = machine_of(self.run, 1 if self.several else self.ranks, self.compute)
+        trained += self.trained()
         dist.barrier()
         batch = (self.inputs, self.targets)
         profile = measure(
             self.probed, batch, self.loss, optimizer=self.probed_optimizer, seconds=self.seconds
         )
-        alone_point, *_, point = predict(profile, machine, self.ranks).strong
+        profiles: list[Any] = [None] * self.ranks
+        dist.all_gather_object(profiles, profile)
+        of_ranks = [self.predicted(each, machine) for each in profiles]
+        figures = {name: statistics.mean(each[name] for each in of_ranks) for name in of_ranks[0]}
+        figures |= {f"predicted_by_{rank}": each["predicted"] for rank, each in enumerate(of_ranks)}
+        figures |= {"host_ms_per_mib": machine.host_ms_per_mib}
+        figures |= {"gathering_ms_per_mib": machine.gathering_ms_per_mib}
+        if self.is_alone_timed:
+            figures["alone"] = statistics.median([*alone, *self.alone()])
+        trained += self.trained()
+        return figures | {"measured": statistics.median(trained), "measured_spread": spread(trained)}
+
+    def predicted(self, profile: Any, machine: Any) -> dict[str, float]:
+        """What a rank's profile predicts, with all parts of it."""
+        from carme_runtime.scaling import predict
+        from carme_runtime.scaling.network import allreduce_ms
+
+        alone, *_, point = predict(profile, machine, self.ranks).strong
         whole = profile.forward_ms(self.batch) + profile.backward_ms(self.batch) + profile.fixed_ms
         simple = whole / self.ranks + allreduce_ms(machine, self.ranks, profile.bytes)[0]
         figures = {"predicted": point.step.ms, "low": point.low, "high": point.high, "simple": simple}
-        parts = {"compute": point.step.compute, "communication": point.step.communication}
-        parts |= {"fixed": point.step.fixed, "host_ms_per_mib": machine.host_ms_per_mib}
-        parts |= {"gathering_ms_per_mib": machine.gathering_ms_per_mib}
+        figures |= {"compute": point.step.compute, "communication": point.step.communication}
+        figures |= {"fixed": point.step.fixed, "spread": profile.spread}
         if self.is_alone_timed:
-            alone = statistics.median([*alone, *self.alone()])
-            parts |= {"alone": alone, "predicted_alone": alone_point.step.ms, "simple_alone": whole}
-        return figures | {"measured": statistics.median([*trained, *self.trained()])} | parts
+            figures |= {"predicted_alone": alone.step.ms, "simple_alone": whole}
+        return figures
 
     def compute(self) -> None:
         """The passes of the model that is probed, with this rank's share of the batch."""
@@ -514,7 +544,7 @@ class Contest:
         import torch.distributed as dist
 
         times = []
-        for _ in range(STEPS):
+        for _ in range(WARM + self.steps):
             dist.barrier()
             began = time.perf_counter()
             optimizer.zero_grad()

@@ -6,7 +6,7 @@ from torch import nn
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import load, save
-from carme_runtime.torch import trace
+from carme_runtime.torch import measuring, trace
 
 
 class Branches(nn.Module):
@@ -45,6 +45,37 @@ def test_equal_layers_cost_the_same_however_busy_the_machine_is():
     first, *others = [operator.timings for operator in graph.operators]
     assert others[:4] == [first] * 4
     assert first not in others[4:], "what does something else has times of its own"
+
+
+def test_adding_gradients_to_earlier_ones_costs_as_much_as_there_are(monkeypatch):
+    """Those of parameters that are trained alone, also beyond the memory that is there for it."""
+    large, frozen = nn.Linear(1024, 1024), nn.Linear(1024, 64).requires_grad_(False)
+    model = nn.Sequential(large, nn.ReLU(), frozen, nn.Linear(64, 64))
+    linear, relu, fixed, small = trace(model, torch.randn(8, 1024), seconds=0.5).operators
+    assert linear.accumulating_ms > small.accumulating_ms > 0
+    assert relu.accumulating_ms == fixed.accumulating_ms == 0
+    monkeypatch.setattr(measuring, "_MOST_ACCUMULATED", 1 << 20)
+    in_parts = trace(model, torch.randn(8, 1024), seconds=0.5).operators[0]
+    assert in_parts.accumulating_ms > small.accumulating_ms
+
+
+def test_passes_over_the_whole_model_are_repeated():
+    """An operator that is repeated by itself has its weights in the processor's caches."""
+    order: list[int] = []
+
+    class Layer(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number, self.layer = number, nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_exporting():
+                order.append(self.number)
+            return self.layer(x)
+
+    model = nn.Sequential(Layer(0), Layer(1))
+    trace(model, torch.randn(8, 8), whole_layers=["0", "1"], seconds=10.0)
+    assert order[-8:] == [0, 1] * 4
 
 
 def test_costs_are_measured_and_nothing_else_changes(tmp_path):

@@ -36,6 +36,13 @@ def test_plan_is_all_that_is_printed():
     assert done.stdout.count("Strategy: pipeline") == 1
 
 
+def test_a_model_is_measured_while_all_ranks_compute_as_in_training(launcher, tmp_path: Path):
+    """Else rank 0 has the node's memory, caches and clock for itself, and predicted steps are too short."""
+    (folder := tmp_path / "computed").mkdir()
+    ranks = launcher.run("measured_beside", [0, 0], str(folder))
+    assert ranks.output().count("trained") == 2, ranks.output()
+
+
 def test_strategy_of_the_command_line_is_trained_with():
     done = carme_run("--strategy", "data", str(PROGRAM))
     assert done.returncode == 0, done.stderr

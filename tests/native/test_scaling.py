@@ -19,8 +19,8 @@ from carme_runtime import fusion, scaling
 from carme_runtime.scaling import Machine, measuring
 from carme_runtime.scaling.measuring import filled_part, measured
 from carme_runtime.scaling.replay import Call, Repeated, Result
-from carme_runtime.scaling.sampling import LOADING
-from carme_runtime.scaling.watching import Watch
+from carme_runtime.scaling.sampling import LOADING, Step
+from carme_runtime.scaling.watching import Watch, _fixed_ms
 from carme_runtime.torch import parallel
 from carme_runtime.torch.options import Options
 from patience import HANG
@@ -327,6 +327,20 @@ def test_a_step_is_made_again_in_the_precision_of_the_script(tmp_path: Path) -> 
         assert seen == [number_type, number_type]
 
 
+def test_what_a_step_takes_besides_its_passes_has_no_noise_of_passes() -> None:
+    """Passes differ by half a second from step to step here, and the optimizer takes 10 ms in each."""
+    lengths = [1.0, 1.5, 1.2, 1.1, 1.4]
+    steps = [Step(3 * each + 0.01 + 0.005, 0.005, each, 2 * each, 8) for each in lengths]
+    watched = [[1000 * step.forward for step in steps], [1000 * step.backward for step in steps]]
+    assert _fixed_ms(steps, watched, [[900.0], [2500.0]]) == pytest.approx(10)
+    # The script's forward passes take five times as long: one part of five is taken to be fixed.
+    assert _fixed_ms(steps, watched, [[240.0], [2500.0]]) == pytest.approx(10 + 1200 - 4 * 240)
+    # Nobody saw the script's backward passes, which then take what they take when they are made again.
+    unseen = [Step(3 * each + 0.01, 0.0, each, 0.0, 8) for each in lengths]
+    alone = [watched[0], [0.0] * 5]
+    assert _fixed_ms(unseen, alone, [[900.0], [2390.0]]) == pytest.approx(2400 + 10 - 2390)
+
+
 def test_batches_that_are_compiled_for_long_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes 20 of the 36 seconds here when it is met for the first time."""
     now, met = 0.0, set[int]()
@@ -341,7 +355,7 @@ def test_batches_that_are_compiled_for_long_are_few(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Repeated, "run", slow)
     monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: now))
     model = nn.Linear(2, 2)
-    timings, _ = measured(Repeated([Call(model, model, (torch.ones(64, 2),), {})], 64), 64, 36.0)
+    timings, *_ = measured(Repeated([Call(model, model, (torch.ones(64, 2),), {})], 64), 64, 36.0)
     assert [timing.samples for timing in timings] == [16, 32, 64]
 
 
@@ -404,7 +418,7 @@ def test_the_part_of_a_gradient_that_travels_is_measured() -> None:
     table = nn.Embedding(1000, 64)
     words = torch.arange(16).view(16, 1)
     calls = [Call(table, table, (words,), {})]
-    _, (gradient,) = measured(Repeated(calls, 16), 16, 60.0)
+    _, (gradient,), _ = measured(Repeated(calls, 16), 16, 60.0)
     assert gradient.filled == pytest.approx([1e-3, 2e-3, 4e-3, 8e-3, 16e-3])
     assert filled_part(torch.ones(1000)) == 1.0 and filled_part(torch.zeros(1024)) == 0.0
     assert filled_part(torch.cat([torch.ones(1024 - 192), torch.zeros(192)])) == 1.0  # less than a quarter
@@ -424,7 +438,7 @@ def test_a_probe_goes_on_without_memory_to_look_for_zeros(
     table = nn.Embedding(1000, 64)
     repeated = Repeated([Call(table, table, (torch.arange(4).view(4, 1),), {})], 4)
     if goes_on:
-        timings, (gradient,) = measured(repeated, 4, 60.0)
+        timings, (gradient,), _ = measured(repeated, 4, 60.0)
         assert len(timings) == 3 and gradient.filled == ()
     else:
         with pytest.raises(RuntimeError, match=text):

@@ -23,7 +23,9 @@ def small() -> Graph:
         results=("y",),
         values=values,
         operators=(
-            Operator("first", "linear", "0", ("x",), ("a",), ("0.weight",), timings, 128, 16),
+            Operator(
+                "first", "linear", "0", ("x",), ("a",), ("0.weight",), timings, 128, 16, accumulating_ms=0.25
+            ),
             Operator("second", "linear", "1", ("a",), ("b",), ("1.weight",), timings, 128),
             Operator("add", "add", "", ("a", "b"), ("y",)),
         ),
@@ -46,6 +48,7 @@ def test_costs_follow_the_number_of_samples():
     assert graph.value_bytes("a", 2) == 64
     assert graph.links.milliseconds(2000) == pytest.approx(0.03)
     assert graph.parameter_bytes(graph.parameter, trainable=True) == 256
+    assert graph.accumulating_before == (0.0, 0.25, 0.25, 0.25)
     assert graph.users["a"] == (1, 2) and graph.users["y"] == (3,) and graph.maker["b"] == 1
 
 
@@ -54,9 +57,9 @@ def test_costs_follow_the_number_of_samples():
     [
         (lambda text: text[:50], "is not JSON"),
         (lambda text: "[]", "holds no graph"),
-        # It knows of no masks of Dropout.
-        (lambda text: text.replace('"version": 2', '"version": 1'), "version 1. This carme_runtime reads"),
-        (lambda text: text.replace('"version": 2', '"version": 99'), "version 99. This carme_runtime reads"),
+        # It knows of no gradients that are added up.
+        (lambda text: text.replace('"version": 3', '"version": 2'), "version 2. This carme_runtime reads"),
+        (lambda text: text.replace('"version": 3', '"version": 99'), "version 99. This carme_runtime reads"),
         (lambda text: text.replace('"samples": 4', '"samples": "many"'), "'many' is not of type int"),
         (lambda text: text.replace('"device"', '"colour"'), "colour is unknown"),
         (lambda text: json.dumps({**json.loads(text), "results": ["z"]}), "makes its result z"),

@@ -74,6 +74,37 @@ def test_three_stages_are_cut_as_well_as_can_be():
     assert found.floor_ms <= found.step_ms
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb1p", "interleaved", "zbv"])
+def test_gradients_of_all_micro_batches_but_the_first_are_added_up(schedule: str):
+    """In the backward pass, or where it is divided in its second half: then nobody waits for it."""
+    plain = network([2] * 8, links=Links(((0, 0.0), (1 << 20, 0.0)), "none"))
+    adding = [dataclasses.replace(each, accumulating_ms=1.0) for each in plain.operators]
+    request = Request(2, 32, stages=2, micro_batches=4, schedule=schedule)
+    without, found = (
+        plan(dataclasses.replace(plain, operators=tuple(each)), request) for each in (plain.operators, adding)
+    )
+    for stage, other in zip(found.stages, without.stages, strict=True):
+        assert stage.backward_ms == pytest.approx(other.backward_ms + 3 * 4)
+        assert stage.forward_ms == other.forward_ms
+    assert found.step_ms >= without.step_ms + 3 * 4
+    busy = [sum(end - begin for begin, end in _own(found, rank)) for rank in range(2)]
+    assert busy == pytest.approx([stage.busy_ms for stage in found.stages])
+
+
+def _own(found: Plan, rank: int) -> list[tuple[float, float]]:
+    return [found.run.times[action] for action in found.schedule.actions[rank]]
+
+
+def test_a_stage_that_adds_up_large_gradients_computes_less():
+    """Eight layers take 0.5 ms for a micro-batch; the last four 1.5 ms more, but for the first of eight."""
+    graph = network([1] * 8)
+    request = Request(2, 32, stages=2, micro_batches=8)
+    assert plan(graph, request).cuts == (4,)
+    last = [dataclasses.replace(each, accumulating_ms=1.5) for each in graph.operators[4:]]
+    graph = dataclasses.replace(graph, operators=(*graph.operators[:4], *last))
+    assert plan(graph, request).cuts == (6,)
+
+
 def test_values_go_directly_to_the_stages_that_use_them():
     graph = network([1] * 6, skips=[(0, 5), (1, 3)], parameters={0: "tied", 5: "tied"})
     pieces = Pieces(graph, (2, 4))

@@ -20,7 +20,6 @@ from carme_runtime.scaling import (
     Profile,
     ScalingError,
     predict,
-    sampling,
 )
 from carme_runtime.scaling.command import main
 from carme_runtime.scaling.curves import MOST_RANKS, table_of, to_json
@@ -568,25 +567,6 @@ def test_the_most_ranks_with_an_efficiency_that_one_chooses(
     for wrong in ("0", "101", "nan"):
         assert main([str(file), "--efficiency", wrong]) == 1
         assert f"--efficiency {wrong} is not possible. Give more than 0" in capsys.readouterr().err
-
-
-def test_what_probes_of_all_frameworks_share() -> None:
-    assert sampling.batches(32) == [1, 2, 4, 8, 16, 32] and sampling.batches(1) == [1]
-    assert sampling.batches(1000)[0] == 16 and len(sampling.batches(1000)) == 7
-    assert sampling.common_batch([32, 32, 8]) == sampling.common_batch([8, 32], 32) == 32
-    for sizes, last in (([2, 3, 4, 5], None), ([32, 32, 32], 8), ([8, 32], 8)):
-        with pytest.raises(ScalingError, match="batches of different sizes"):
-            sampling.common_batch(sizes, last)
-    # Less work does not take longer, and single delays do not count.
-    runs = {4: [(2.0, 5.0)] * 3, 8: [(3.0, 4.0), (3.0, 4.0), (90.0, 90.0)]}
-    assert sampling.timings(runs) == (Timing(4, 2.0, 4.0), Timing(8, 3.0, 4.0))
-    assert sampling.spread([1.0, 1.0, 1.0, 9.0]) == 0.0
-
-
-def test_when_gradients_are_complete_in_the_backward_pass() -> None:
-    assert sampling.shares([13.0, 12.0, 11.0], 10.0) == pytest.approx((1.0, 2 / 3, 1 / 3))
-    assert sampling.shares([9.0, 12.0], 10.0) == (0.0, 1.0)  # a clock that ran before the loss was there
-    assert sampling.shares([10.0, 10.0], 10.0) == (1.0, 1.0) and sampling.shares([], 10.0) == ()
 
 
 def test_a_table_says_where_nothing_showed_when_gradients_are_complete() -> None:

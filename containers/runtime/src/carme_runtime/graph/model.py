@@ -8,7 +8,7 @@ from functools import cached_property
 
 from carme_runtime.errors import CarmeRuntimeError
 
-VERSION = 2  # since operators have `draws_mask`
+VERSION = 3  # since operators have `accumulating_ms`
 
 
 class GraphError(CarmeRuntimeError):
@@ -77,6 +77,7 @@ class Operator:
         beside: An earlier operator on whose device it must run, as it changes or takes apart what that one
             makes; or empty.
         draws_mask: Whether it is a Dropout layer that drops something. Its mask is drawn for a whole batch.
+        accumulating_ms: What adding its parameters' gradients to those of an earlier micro-batch takes.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Operator:
     holds: tuple[str, ...] = ()
     within: str = ""
     draws_mask: bool = False
+    accumulating_ms: float = 0.0
 
     def forward_ms(self, samples: int) -> float:
         """Its forward pass, between measured numbers of samples on a straight line."""
@@ -227,6 +229,11 @@ class Graph:
     def held_before(self) -> tuple[int, ...]:
         """What the operators before each place hold for their backward passes; at last all of them."""
         return tuple(itertools.accumulate((operator.held_bytes for operator in self.operators), initial=0))
+
+    @cached_property
+    def accumulating_before(self) -> tuple[float, ...]:
+        """Milliseconds of adding up the gradients of the operators before each place; at last of all."""
+        return tuple(itertools.accumulate((o.accumulating_ms for o in self.operators), initial=0.0))
 
     @cached_property
     def _times(self) -> dict[int, tuple[tuple[float, ...], tuple[float, ...]]]:

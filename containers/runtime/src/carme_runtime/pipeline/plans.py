@@ -10,7 +10,7 @@ from carme_runtime.graph import Graph
 from carme_runtime.graph.show import columns, drawing, size_text
 from carme_runtime.pipeline.devices import Device
 from carme_runtime.pipeline.pieces import Pieces
-from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, Action, Schedule
+from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, Action, Schedule
 from carme_runtime.pipeline.simulation import Channel, Run, held, simulate, slots_needed
 from carme_runtime.pipeline.stages import Disk, Stage, StageFit, sentence
 from carme_runtime.strategies import DATA, HYBRID, PIPELINE
@@ -107,6 +107,9 @@ class Plan:
         def duration(action: Action) -> float:
             forward, backward = times[action.piece]
             share = {FORWARD: forward, BACKWARD: backward}.get(action.kind, backward / 2)
+            # The first micro-batch's gradients of parameters are taken as they are, the others' are added.
+            if action.kind not in (FORWARD, INPUTS) and action.micro:
+                share += self._accumulating_ms(action.piece)
             share += moves[holders[action.piece]] if moves else 0.0
             # The sender of a message copies it.
             back = action.kind != FORWARD
@@ -211,6 +214,7 @@ class Plan:
         counts = self._counts
         turns = max(m / max(counts[piece] for piece in own), 1.0)
         computing = again + m * sum(sum(self._times(piece)) for piece in own)
+        computing += (m - 1) * sum(self._accumulating_ms(piece) for piece in own)
         return max(self.disk.milliseconds(over * turns) - computing, 0.0)
 
     def _least_present(self, rank: int) -> float:
@@ -243,6 +247,11 @@ class Plan:
             slowness * (backward[span.stop] - backward[span.start]),
         )
 
+    def _accumulating_ms(self, piece: int) -> float:
+        """Milliseconds of adding the gradients of a piece's parameters to those of an earlier micro-batch."""
+        span, before = self.pieces.span(piece), self.graph.accumulating_before
+        return self.slowness_of(self.schedule.holders[piece]) * (before[span.stop] - before[span.start])
+
     def _passes_of(self, piece: int) -> tuple[float, float]:
         """The same with what is computed again, at the times when it is."""
         forward, backward = self._times(piece)
@@ -272,7 +281,8 @@ class Plan:
             operators=len(places),
             layers=(named[0], named[-1]),
             forward_ms=m * sum(forward for forward, _ in times),
-            backward_ms=m * sum(backward for _, backward in times),
+            backward_ms=m * sum(backward for _, backward in times)
+            + (m - 1) * sum(self._accumulating_ms(piece) for piece in own),
             parameter_bytes=self.graph.parameter_bytes(names),
             memory_bytes=fit.needed_bytes,
             sent_bytes=int(sent),

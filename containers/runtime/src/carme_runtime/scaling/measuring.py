@@ -5,7 +5,7 @@
 import random
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +23,13 @@ _LAYERS, _LAYER_ROUNDS = 40, 3
 _FEWEST_BATCHES = 2  # that a loader delivers, where they do not take too long
 _ZERO_BLOCK = 256  # bytes: as zeros.hpp of the core
 
+Passes = Mapping[int, Sequence[tuple[float, float]]]  # milliseconds of forward and backward, by samples
+
 
 def measured(
     repeated: Repeated, batch: int, seconds: float
-) -> tuple[tuple[Timing, ...], tuple[Gradient, ...]]:
-    """Passes by batch, and the gradients. Sizes take turns in an order drawn anew for each round.
+) -> tuple[tuple[Timing, ...], tuple[Gradient, ...], Passes]:
+    """Passes by batch, the gradients, and each pass. Sizes take turns in an order drawn anew for each round.
 
     Raises:
         ScalingError: The calls cannot be made again, or there is too little memory for it.
@@ -55,7 +57,7 @@ def measured(
         if turn + 1 >= _LEAST_ROUNDS and time.monotonic() >= end:
             break
     passes = {size: [(run.forward, run.backward) for run in replays] for size, replays in runs.items()}
-    return timings(passes), _gradients(repeated, runs, _filled(repeated, sizes))
+    return timings(passes), _gradients(repeated, runs, _filled(repeated, sizes)), passes
 
 
 def _takes(repeated: Repeated, samples: int) -> bool:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.graph import Links, Timing
@@ -25,6 +26,9 @@ WATCHING, REPLAYING, LOADING = 0.2, 0.6, 0.15
 _FEW = 3  # times the seconds of loading, which a few slow batches may take
 _SAME_BATCH = 0.5  # of the steps, at least
 _SIZES = 7
+_SLOWER = 0.5**0.5  # the middle of the slower one of two is this quantile of each of them
+_LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0  # see `factor`
+_OF_MIDDLE = 1.25  # standard error of a middle, in those of a mean, of normal variables
 
 
 @dataclass
@@ -112,10 +116,40 @@ def timings(runs: Mapping[int, Sequence[tuple[float, float]]]) -> tuple[Timing, 
 
 
 def spread(seconds: Sequence[float]) -> float:
-    """The relative standard deviation, by deviations from the middle, which single delays do not move."""
-    middle = statistics.median(seconds)
+    """The relative standard deviation, by quantiles, which single delays do not move.
+
+    What others do on a machine delays a third of the steps, say, and the rest not at all. The deviations from
+    the middle hide that, but two ranks wait for each other in more than half of the steps then. So it is at
+    least that of the normal distribution in which the slower one of two takes as long in the middle as here.
+    """
+    middle = statistics.median(seconds) if seconds else 0.0
+    if not middle > 0:
+        return 0.0
     away = statistics.median(abs(value - middle) for value in seconds)
-    return 1.4826 * away / middle if middle > 0 else 0.0
+    slower = sorted(seconds)[math.ceil(_SLOWER * len(seconds)) - 1] - middle
+    return max(1.4826 * away, slower / NormalDist().inv_cdf(_SLOWER)) / middle
+
+
+def relative(seconds: Sequence[float]) -> list[float]:
+    """In parts of their middle, so that those of different batches can be put together."""
+    middle = statistics.median(seconds)
+    return [value / middle for value in seconds] if middle > 0 else []
+
+
+def factor(watched: Sequence[float], repeated: Sequence[float]) -> float:
+    """By how much a part of the script's step takes longer than the same made again.
+
+    Both are the middles of few steps of a machine that is never quite alike, and this multiplies what is
+    predicted for every batch. So it is taken the nearer to 1 the less it differs from it in standard errors:
+    the part of a difference that is no noise is estimated as d^2 / (d^2 + e^2), as in empirical Bayes.
+    """
+    first, second = statistics.median(watched), statistics.median(repeated)
+    if not (first > 0 and second > 0):
+        return 1.0
+    found = min(max(first / second, _LEAST_FACTOR), MOST_FACTOR)
+    errors = (_OF_MIDDLE * spread(each) / math.sqrt(len(each)) for each in (watched, repeated))
+    away, error = found - 1, found * math.hypot(*errors)
+    return 1 + away**3 / (away**2 + error**2) if away else 1.0
 
 
 def is_loaded_ahead(whole: float, computed: float, load: float) -> bool:

@@ -7,6 +7,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,18 @@ from carme_runtime.scaling.profiles import Input, Profile
 from carme_runtime.scaling.replay import Call, Notes, Repeated, batch_of
 from carme_runtime.scaling.sampling import (
     LOADING,
+    MOST_FACTOR,
     REPLAYING,
     WARM,
     Step,
     common_batch,
+    factor,
+    relative,
     shortage,
     spread,
 )
+
+_LIKE_STEPS = 2  # largest batches whose passes are delayed about as steps are
 
 
 class Watch(Probe):
@@ -174,26 +180,21 @@ def profile_of(
 ) -> Profile:
     """The profile of a step that was watched, and is made again. Raises ScalingError."""
     batch = steps[0].batch
-    timings, gradients = measuring.measured(repeated, batch, REPLAYING * seconds)
+    timings, gradients, passes = measuring.measured(repeated, batch, REPLAYING * seconds)
     sizes = [timing.samples for timing in timings]
-    forward, backward = timings[-1].forward_ms, timings[-1].backward_ms
-    middle = {
-        name: 1000 * statistics.median(getattr(step, name) for step in steps)
-        for name in ("whole", "load", "forward", "backward")
-    }
+    watched = [[1000 * step.forward for step in steps], [1000 * step.backward for step in steps]]
     # A loss that is not a module is not made again: its backward pass is in the script's alone.
-    factors = (_factor(middle["forward"], forward), _factor(middle["backward"], backward))
+    repeated_passes = list(zip(*passes[batch], strict=True))
+    factors = [factor(*both) for both in zip(watched, repeated_passes, strict=True)]
     scaled = tuple(type(t)(t.samples, t.forward_ms * factors[0], t.backward_ms * factors[1]) for t in timings)
-    computed = scaled[-1].forward_ms + scaled[-1].backward_ms
-    fixed = max(middle["whole"] - middle["load"] - computed, 0.0)
     return Profile(
         type(repeated.main).__name__,
         measuring.device_name(repeated.device),
         batch,
         scaled,
-        fixed,
+        _fixed_ms(steps, watched, repeated_passes),
         gradients,
-        spread=spread([step.forward + step.backward for step in steps]),
+        spread=spread([*relative([step.forward + step.backward for step in steps]), *_largest(passes)]),
         input=measuring.input_of(loader, LOADING * seconds) if loader is not None else Input(),
         memory=measuring.memory(repeated, sizes, state),
         layers=measuring.layers(repeated, sizes) if len(sizes) > 1 else (),
@@ -201,9 +202,27 @@ def profile_of(
     )
 
 
-def _factor(watched: float, repeated: float) -> float:
-    """By how much a part of the script's step takes longer than the same made again."""
-    return min(max(watched / repeated, 0.5), 4.0) if repeated > 0 and watched > 0 else 1.0
+def _fixed_ms(steps: list[Step], watched: Sequence[Sequence[float]], repeated: Any) -> float:
+    """What a step takes besides its passes: the middle of what each watched one took besides its own.
+
+    The middles of whole steps and of passes are of different steps, and their noise would be as large as it.
+
+    Args:
+        steps: Those that were watched.
+        watched: Milliseconds of their forward and of their backward passes.
+        repeated: Of the same made again. What the script's take beyond many times as long belongs to this;
+            where none of the script's were seen, these are no part of it.
+    """
+    besides = 1000 * statistics.median(s.whole - s.load - s.forward - s.backward for s in steps)
+    for script, again in zip(map(statistics.median, watched), map(statistics.median, repeated), strict=True):
+        besides += max(script - MOST_FACTOR * again, 0.0) if script > 0 else -again
+    return max(besides, 0.0)
+
+
+def _largest(passes: measuring.Passes) -> list[float]:
+    """Passes of the largest batches in parts of their middle. Smaller ones are over before a delay comes."""
+    sizes = sorted(passes)[-_LIKE_STEPS:]
+    return [part for size in sizes for part in relative([sum(each) for each in passes[size]])]
 
 
 def _state(optimizer: Any) -> list[Any]:

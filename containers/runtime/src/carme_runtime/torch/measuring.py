@@ -1,7 +1,8 @@
 """What the operators of a traced model cost on this rank.
 
 Each is run by itself with the values that the operators before it made, which are given up after their last
-use. So a model whose training does not fit into memory can be measured, too.
+use. So a model whose training does not fit into memory can be measured, too. Passes over all operators are
+repeated, not single operators: in training, too, their weights have left the processor's caches meanwhile.
 """
 
 # As in backend.py.
@@ -26,6 +27,8 @@ from carme_runtime.out_of_core.watch import Storage
 from carme_runtime.torch.traced import Traced, resized, with_values
 
 _MOST_REPEATS = 7
+_MOST_ACCUMULATED = 64 << 20  # bytes of gradients to which others are added: more than caches hold
+_ALIGNMENT = 64  # bytes
 _MARK, _BACKWARD_MARK = "carme operator ", "carme backward pass of "
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
@@ -48,9 +51,11 @@ def measured(
             smallest = smallest_run.described
         repeats = max(1, min(_MOST_REPEATS, int(seconds / max(took, 1e-6) / 3)))
         timings: dict[str, list[Timing]] = {name: [] for name in largest.held}
+        accumulating: dict[str, list[float]] = {name: [] for name in largest.held}
         for size in sizes:
-            for name, timing in _Measurement(traced, resized(example, size)).timings(repeats):
+            for name, timing, adding in _Measurement(traced, resized(example, size)).timings(repeats):
                 timings[name].append(timing)
+                accumulating[name].append(adding)
     values = {
         name: dataclasses.replace(value, per_sample=value.bytes != smallest[name].bytes)
         for name, value in largest.described.items()
@@ -59,6 +64,7 @@ def measured(
         dataclasses.replace(
             operator,
             timings=tuple(timings[operator.name]),
+            accumulating_ms=round(statistics.median(accumulating[operator.name]), 6),
             held_bytes=largest.held[operator.name],
             holds=largest.holds[operator.name],
             within=largest.within.get(operator.name, ""),
@@ -68,6 +74,26 @@ def measured(
         for operator in traced.graph.operators
     )
     return with_values(traced.graph, values, samples=sizes[-1], operators=operators)
+
+
+def keep_busy(
+    traced: Traced, example: tuple[torch.Tensor, ...], samples: int, is_over: Callable[[], bool]
+) -> None:
+    """Run the operators as a measurement does until it is over, and measure nothing.
+
+    Another rank measures meanwhile, and so has the part of the machine that it has in training: of its
+    memory's rate, caches and clock, and of cores that there are too few of.
+
+    Args:
+        traced: The model.
+        example: What it is called with.
+        samples: Of it, with which to run.
+        is_over: Whether to end.
+    """
+    devices = [example[0].device] if example[0].device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        while not is_over():
+            _Measurement(traced, resized(example, samples)).run_until(is_over)
 
 
 def _kind(node: fx.Node) -> Hashable:
@@ -97,6 +123,7 @@ class _Measurement:
         self.holds: dict[str, tuple[str, ...]] = {}
         self.within: dict[str, str] = {}
         self._watched: _Held | None = None
+        self._timed_result: Any = None  # by the run of an operator that was timed
         self.workspace: dict[str, int] = {}
         self.backward: dict[str, int] = {}
 
@@ -127,27 +154,45 @@ class _Measurement:
         held.close()
         return time.perf_counter() - began
 
-    def timings(self, repeats: int) -> Iterator[tuple[str, Timing]]:
-        """Times of all operators: medians of `repeats` runs, over all operators that are alike.
+    def timings(self, repeats: int) -> Iterator[tuple[str, Timing, float]]:
+        """Times of all operators: medians of `repeats` passes, over all operators that are alike.
 
         A busy machine would otherwise have equal layers take different times, and the model cut unevenly.
+
+        Yields:
+            The name, the passes, and milliseconds of adding the parameters' gradients to earlier ones.
         """
         samples, idle = len(self._example[0]), _idle_backward_ms(self._example[0].device)
         alike: dict[str, Hashable] = {}
-        forward: dict[Hashable, list[float]] = defaultdict(list)
-        backward: dict[Hashable, list[float]] = defaultdict(list)
-        for node, run, inputs in self._steps():
-            kind = alike[node.name] = (_kind(node), tuple(str(tuple(each.shape)) for each in inputs))
-            for _ in range(repeats):
-                _synchronize(self._example[0])
-                began = time.perf_counter()
-                result = run()
-                _synchronize(self._example[0])
-                forward[kind].append((time.perf_counter() - began) * 1000)
-                backward[kind].append(self._backward(result, inputs))
+        times: dict[Hashable, list[tuple[float, float, float]]] = defaultdict(list)
+        earlier = _Gradients(self._traced.named_tensors().values())
+        for _ in range(repeats):
+            for node, run, inputs in self._steps():
+                kind = alike[node.name] = (_kind(node), tuple(str(tuple(each.shape)) for each in inputs))
+                times[kind].append(self._timed(run, inputs, earlier))
         for name, kind in alike.items():
-            back = max(statistics.median(backward[kind]) - idle, 0.0)
-            yield name, Timing(samples, round(statistics.median(forward[kind]), 6), round(back, 6))
+            forward, backward, adding = (statistics.median(each) for each in zip(*times[kind], strict=True))
+            yield name, Timing(samples, round(forward, 6), round(max(backward - idle, 0.0), 6)), adding
+
+    def _timed(
+        self, run: Callable[[], Any], inputs: list[torch.Tensor], earlier: "_Gradients"
+    ) -> tuple[float, float, float]:
+        """Milliseconds of an operator's passes, and of adding its parameters' gradients to earlier ones."""
+        _synchronize(self._example[0])
+        began = time.perf_counter()
+        self._timed_result = run()
+        _synchronize(self._example[0])
+        forward = (time.perf_counter() - began) * 1000
+        backward, gradients = self._backward(self._timed_result, inputs)
+        return forward, backward, sum(map(earlier.adding_ms, gradients))
+
+    def run_until(self, is_over: Callable[[], bool]) -> None:
+        """Run all operators once, or as many as there is time for."""
+        for _, run, inputs in self._steps():
+            if is_over():
+                return
+            self._timed_result = run()
+            self._backward(self._timed_result, inputs)
 
     def _describe(self, name: str, result: Any) -> None:
         tensors = _tensors_of(result)
@@ -181,8 +226,9 @@ class _Measurement:
             elif node.op != "output":
                 run, inputs = self._prepared(node, env)
                 yield node, run, inputs
+                timed, self._timed_result = self._timed_result, None
                 with torch.no_grad():
-                    env[node.name] = _detached(_fresh(run))
+                    env[node.name] = _detached(_fresh(run) if timed is None else timed)
                 if self._watched and (within := self._watched.name(node.name, env[node.name])):
                     self.within[node.name] = within
             for used in node.all_input_nodes:
@@ -222,18 +268,56 @@ class _Measurement:
             return on_copies, inputs
         return lambda: target(*arguments, **options), inputs
 
-    def _backward(self, result: Any, inputs: list[torch.Tensor]) -> float:
-        """Run the backward pass of an operator; milliseconds, 0 where it has none."""
+    def _backward(self, result: Any, inputs: list[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
+        """Run an operator's backward pass: milliseconds, 0 where it has none, and parameters' gradients."""
         parts = [result] if not isinstance(result, list | tuple) else result
         outputs = [p for p in parts if isinstance(p, torch.Tensor) and p.requires_grad]
         if not outputs or not inputs:
-            return 0.0
+            return 0.0, []
         gradients = [torch.ones_like(output) for output in outputs]
         _synchronize(self._example[0])
         began = time.perf_counter()
-        torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+        given = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
         _synchronize(self._example[0])
-        return (time.perf_counter() - began) * 1000
+        took = (time.perf_counter() - began) * 1000
+        own = zip(given, inputs, strict=True)
+        return took, [each for each, to in own if each is not None and isinstance(to, torch.nn.Parameter)]
+
+
+class _Gradients:
+    """Gradients of earlier micro-batches, to which others are added.
+
+    Each addition is to another part of them, as in a pass over a whole model: what a layer had in the
+    micro-batch before has left the processor's caches. They are as large as the model's, up to a limit.
+
+    Args:
+        parameters: Of the model, and its buffers.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        trained = [p for p in parameters if p.requires_grad]
+        size = sum(p.numel() * p.element_size() + _ALIGNMENT for p in trained)
+        device = trained[0].device if trained else None
+        self._memory = torch.zeros(min(size, _MOST_ACCUMULATED), dtype=torch.uint8, device=device)
+        self._at = 0
+
+    def adding_ms(self, gradient: torch.Tensor) -> float:
+        """Milliseconds of adding a gradient; of one beyond the limit, as for its part within."""
+        if gradient.layout != torch.strided:
+            return 0.0
+        part = gradient.reshape(-1)[: len(self._memory) // gradient.element_size()]
+        if not part.numel():
+            return 0.0
+        size = part.numel() * part.element_size()
+        if self._at + size > len(self._memory):
+            self._at = 0
+        earlier = self._memory[self._at : self._at + size].view(part.dtype)
+        self._at += -(-size // _ALIGNMENT) * _ALIGNMENT
+        _synchronize(part)
+        began = time.perf_counter()
+        earlier.add_(part)
+        _synchronize(part)
+        return (time.perf_counter() - began) * 1000 * gradient.numel() / part.numel()
 
 
 def _fresh(run: Callable[[], Any]) -> Any:

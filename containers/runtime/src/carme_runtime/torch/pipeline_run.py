@@ -3,6 +3,7 @@
 # As in backend.py.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
+import contextlib
 import dataclasses
 import time
 import zlib
@@ -23,7 +24,7 @@ from carme_runtime.graph.files import from_json, to_json
 from carme_runtime.pipeline import Plan
 from carme_runtime.pipeline.messages import links_of
 from carme_runtime.torch import backend
-from carme_runtime.torch.measuring import measured
+from carme_runtime.torch.measuring import keep_busy, measured
 from carme_runtime.torch.parallel import join_run
 from carme_runtime.torch.settings import layer_settings, optimizer_settings
 from carme_runtime.torch.traced import SelfTraced, Traced
@@ -92,6 +93,7 @@ class Run:
                 failure.__cause__ = error
             except BaseException as error:
                 failure = error
+        self._end_measuring(traced, example, min(samples))
         text = self.broadcast(text)
         if failure is not None:
             raise failure
@@ -109,6 +111,20 @@ class Run:
                 "Make the same model on all ranks. Layers need the same names, too.",
             )
         return graph
+
+    def _end_measuring(self, traced: Traced, example: tuple[torch.Tensor, ...], samples: int) -> None:
+        """Compute as in training until rank 0, which calls this in the end, has measured.
+
+        So it has the part of its node's memory, caches and clock that it has in training, not all of it.
+        """
+        if not self.everyone:
+            return
+        over = self.everyone.barrier(timeout=self.timeout, asynchronous=True)
+        assert over
+        if self.rank and example[0].device.type == "cpu":
+            with contextlib.suppress(Exception):  # rank 0 reports what is wrong with the model
+                keep_busy(traced, example, samples, over.done)
+        over.wait()
 
     def check_same(self, planned: Plan) -> None:
         """Raise Mismatch where ranks have other plans than this one."""

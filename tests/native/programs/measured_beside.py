@@ -1,0 +1,56 @@
+"""Rank 0 measures a model until the other ranks have computed beside it; they end as soon as it has measured.
+
+    measured_beside.py FOLDER
+
+In the folder each of the others leaves a file when it has computed.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from carme_runtime.torch import measuring, pipeline, pipeline_run
+from patience import HANG
+
+MICRO_BATCHES, SAMPLES = 4, 16
+folder, rank, ranks = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+measured, run_until = measuring.measured, measuring._Measurement.run_until
+
+
+def waiting(*arguments: Any) -> Any:
+    until = time.monotonic() + HANG
+    while len(list(folder.iterdir())) < ranks - 1:
+        assert time.monotonic() < until, "The others compute nothing."
+        time.sleep(0.01)
+    return measured(*arguments)
+
+
+def noted(measurement: Any, is_over: Any) -> None:
+    run_until(measurement, is_over)
+    assert len(measurement._example[0]) == SAMPLES // MICRO_BATCHES
+    (folder / str(rank)).touch()
+
+
+pipeline_run.measured = waiting
+measuring._Measurement.run_until = noted
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+before = {name: value.clone() for name, value in model.state_dict().items()}
+inputs, targets = torch.ones(SAMPLES, 4), torch.zeros(SAMPLES, dtype=torch.long)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+random = torch.get_rng_state()
+ours, optimizer = pipeline(model, optimizer, example=inputs, stages=ranks, micro_batches=MICRO_BATCHES)
+assert torch.equal(random, torch.get_rng_state())
+for name, parameter in ours.named_parameters():
+    assert torch.equal(parameter, before[name]) and parameter.grad is None, name
+ours.step(inputs, targets, loss=functional.cross_entropy)
+print("trained", flush=True)
+ours.close()
+dist.destroy_process_group()
