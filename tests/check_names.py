@@ -8,7 +8,7 @@ outside of comments and texts count. EARLIER has what must stay.
 
 Words of WHOLE are refused where they are the whole name of a function or class of the product. In each folder
 of CLEARED, its words are refused as the whole name of anything: a variable, parameter, attribute or keyword
-too. Operators such as `__eq__` have `other` as their parameter, as Python's documentation writes them.
+too.
 
 Words and phrases of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python,
 in pages of documentation, and in templates, scripts and configuration. There a program reports, prints,
@@ -169,7 +169,10 @@ LEFT: dict[str, int] = {}
 
 
 def definitions(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Names that a module defines, each with its line; but `other`, the parameter of operators."""
+    """Names that a module defines, each with its line.
+
+    But for `other` as the parameter of operators such as `__eq__`, as Python's documentation writes them.
+    """
     operands = {
         id(arg)
         for node in ast.walk(tree)
