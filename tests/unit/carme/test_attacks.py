@@ -191,9 +191,9 @@ def test_moves_on_ports(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("127.0.0.1", port) in seen
         # The account's other programs, such as tests beside this one, open and close ports all the time.
         monkeypatch.setattr(actions, "tcp_ports_of", lambda user: seen)
-        others = [known for _, known in seen if known != port]
-        assert actions.other_ports(account, others)[0]
-        assert not actions.other_ports(account, [*others, port])[0]
+        unrelated = [known for _, known in seen if known != port]
+        assert actions.other_ports(account, unrelated)[0]
+        assert not actions.other_ports(account, [*unrelated, port])[0]
 
 
 @pytest.fixture(scope="module")

@@ -103,9 +103,9 @@ def make_backup(site: Path, key: Path, **more: Any) -> Path:
     return backup
 
 
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("is_own", [True, False])
 def test_only_links_of_root_and_our_own_are_followed(
-    site: Path, key: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+    site: Path, key: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool
 ) -> None:
     (site / "portal/a").mkdir()
     (site / "portal/a/passwd").write_text("mine")
@@ -115,14 +115,14 @@ def test_only_links_of_root_and_our_own_are_followed(
     (outside / "passwd").write_text("root's")
     link = site / "portal/a"
     link.symlink_to(outside)
-    if not ours and os.geteuid() == 0:
+    if not is_own and os.geteuid() == 0:
         os.chown(link, 65534, 65534, follow_symlinks=False)
-    elif not ours:
+    elif not is_own:
         monkeypatch.setattr(os, "geteuid", lambda: 65534)
     restore(backup, key)
     assert (link / "passwd").read_text() == "mine"
-    assert link.is_symlink() == ours
-    assert (outside / "passwd").read_text() == ("mine" if ours else "root's")
+    assert link.is_symlink() == is_own
+    assert (outside / "passwd").read_text() == ("mine" if is_own else "root's")
 
 
 def test_all_comes_back_with_what_a_service_was_writing(site: Path, key: Path) -> None:
@@ -393,9 +393,9 @@ def test_a_log_that_may_be_added_to_only_is_restored_and_stays_so(
     assert log.read_text() == after
     assert (site / "portal/calendar.key").read_text() == "feed"
     assert not list(log.parent.glob(".carme*"))
-    others = list(log.parent.glob("*before-restore*"))
-    assert [each.read_text() for each in others] == aside
-    for each in (log, *others):
+    backups = list(log.parent.glob("*before-restore*"))
+    assert [each.read_text() for each in backups] == aside
+    for each in (log, *backups):
         with pytest.raises(PermissionError):
             each.write_text("")
         assert mark(each, "-a")

@@ -75,10 +75,10 @@ def test_it_is_its_job_s_owner_s_and_leaves_nothing(instance: BeeOND) -> None:
 
 
 def test_other_nodes_wait_until_it_is_complete(instance: BeeOND) -> None:
-    other = BeeOND(instance.mounts, instance.state, instance.marks, "n2")
+    second = BeeOND(instance.mounts, instance.state, instance.marks, "n2")
     with pytest.raises(CarmeError, match=r"not there after 0 s\. See what the prolog of n1 says"):
-        other.start("7", UID, ["n1", "n2"], seconds=0.1)
-    waiting = threading.Thread(target=other.start, args=("7", UID, ["n1", "n2"]))
+        second.start("7", UID, ["n1", "n2"], seconds=0.1)
+    waiting = threading.Thread(target=second.start, args=("7", UID, ["n1", "n2"]))
     waiting.start()
     instance.start("7", UID, ["n1", "n2"])
     waiting.join(HANG)

@@ -438,8 +438,8 @@ def test_what_is_missing_is_made_and_what_nobody_booked_is_given_back() -> None:
 
 
 def test_the_administrators_own_reservations_are_left_alone() -> None:
-    others = [reservation(name) for name in ("maint", "carme-workshop", "carme-", f"x{A}", f"{A}b")]
-    assert plan([], others, NOW).release == []
+    reservations = [reservation(name) for name in ("maint", "carme-workshop", "carme-", f"x{A}", f"{A}b")]
+    assert plan([], reservations, NOW).release == []
 
 
 @pytest.mark.parametrize("fields", [{"node_names": ["n2"]}, {"users": ["bob"]}, {"last": 200}, {"first": 70}])

@@ -249,14 +249,14 @@ async def test_a_service_is_one_account_not_a_name(
 ) -> None:
     """A directory server may know another number by the name of a service."""
     impostor = UnixAccount("hub", 4711, 4711, "/home/hub")
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    connection, peer_end = socket.socketpair()
+    with connection, peer_end:
         monkeypatch.setattr(UnixAccount, "numbered", lambda uid: impostor)
         if os.getuid() == 0:
             monkeypatch.setattr("carme.broker.peers._CREDENTIALS", _Pretended(4711))
-        assert not (await identify(ours, settings)).trusted
+        assert not (await identify(connection, settings)).trusted
         monkeypatch.setattr(UnixAccount, "numbered", lambda uid: UnixAccount.named("hub"))
-        assert (await identify(ours, settings)).trusted
+        assert (await identify(connection, settings)).trusted
 
 
 class _Pretended:
@@ -307,9 +307,9 @@ async def test_the_audit_log_shows_who_requested_others_jobs(site: Any) -> None:
 
 
 async def test_the_kernel_says_who_the_peer_is(settings: Settings, accounts: None) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        peer = await identify(ours, settings)
+    connection, peer_end = socket.socketpair()
+    with connection, peer_end:
+        peer = await identify(connection, settings)
     assert (peer.pid, peer.account.uid) == (os.getpid(), os.getuid())
     assert peer.trusted is (os.getuid() == 0)
 

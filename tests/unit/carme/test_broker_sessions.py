@@ -333,7 +333,7 @@ async def test_of_a_job_that_its_owner_may_not_see_only_the_partition_is_reporte
 
 
 @pytest.mark.parametrize(
-    "other",
+    "difference",
     [
         {"P": "gpu"},  # of equal rank
         {"N": "n2"},
@@ -342,8 +342,8 @@ async def test_of_a_job_that_its_owner_may_not_see_only_the_partition_is_reporte
         {"T": "PENDING"},
     ],
 )
-async def test_what_did_not_take_the_place_is_not_blamed(site: Any, other: dict[str, Any]) -> None:
-    site.slurm.jobs = [JOB | {"T": "PREEMPTED", "e": ENDED}, URGENT | other]
+async def test_what_did_not_take_the_place_is_not_blamed(site: Any, difference: dict[str, Any]) -> None:
+    site.slurm.jobs = [JOB | {"T": "PREEMPTED", "e": ENDED}, URGENT | difference]
     await reaches(site, SessionState.ENDED)
     site.slurm.jobs = [*site.slurm.jobs, JOB | {"A": 9, "j": "session-s9"}]
     await reaches(site, SessionState.STARTING, "s9")

@@ -95,11 +95,11 @@ async def test_data_is_brought_to_booked_nodes_ahead(site: Any, with_data: JobRe
     feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
     nodes = site.slurm.state / "nodes"
     nodes.write_text(nodes.read_text().replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
-    other = requested | {"name": "stage-0123-cd"}
-    assert await site.client.bring(node_names=["n1"], user="ada", **other) is None
+    second_request = requested | {"name": "stage-0123-cd"}
+    assert await site.client.bring(node_names=["n1"], user="ada", **second_request) is None
     site.act("ada")
     with pytest.raises(Denied):
-        await site.client.bring(node_names=["n1"], user="ada", **other)
+        await site.client.bring(node_names=["n1"], user="ada", **second_request)
 
 
 async def test_who_cancels_the_job_cancels_what_brings_its_data(site: Any, with_data: JobRequest) -> None:

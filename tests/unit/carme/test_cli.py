@@ -99,8 +99,8 @@ async def test_a_template_starts_a_script_over_the_nodes_of_its_job(
     assert request["command"] == ["carme-run", "--backend", "jax", str(script), "--epochs", "3"]
     more = ["--nodes", "1", "--gpus", "0", "--name", "mine", "--", "./simulate", "-n", "1"]
     assert await carme("submit", "--template", "mpi", *more) == 0
-    (other,) = set(jobs.iterdir()) - {folder_of_job}
-    request = json.loads((other / "request.json").read_text())
+    (folder_of_mpi,) = set(jobs.iterdir()) - {folder_of_job}
+    request = json.loads((folder_of_mpi / "request.json").read_text())
     assert [request[name] for name in requested] == ["mine", "torch", 1, 0]
     assert request["command"] == ["carme-run", "--backend", "mpi", "--", "./simulate", "-n", "1"]
     # A site that has an image of the framework's name means it for that.
@@ -109,8 +109,8 @@ async def test_a_template_starts_a_script_over_the_nodes_of_its_job(
     before = set(jobs.iterdir())
     assert await carme("submit", "--template", "dask", str(script)) == 0
     assert await carme("submit", "--template", "dask", "--image", "torch", str(script)) == 0
-    made = sorted(set(jobs.iterdir()) - before, key=lambda path: path.stat().st_mtime_ns)
-    images = [json.loads((path / "request.json").read_text())["image"] for path in made]
+    folders = sorted(set(jobs.iterdir()) - before, key=lambda path: path.stat().st_mtime_ns)
+    images = [json.loads((path / "request.json").read_text())["image"] for path in folders]
     assert images == ["dask", "torch"]
     capsys.readouterr()
     assert await carme("submit", "--template", "jax", "nowhere.py") == 1

@@ -125,21 +125,21 @@ async def test_a_node_that_is_away_leaves_the_others_and_all_of_them_are_an_erro
 
 
 async def test_a_node_is_reached_where_slurm_reaches_it_and_known_by_its_name(exporter: Exporter) -> None:
-    def other() -> Exporters:
+    def client() -> Exporters:
         return Exporters(exporter.port, exporter.certificates)
 
     job = exporter.job(node_list=ELSEWHERE)
-    used, _curves = await other().usage(job, {ELSEWHERE: "127.0.0.1"})
+    used, _curves = await client().usage(job, {ELSEWHERE: "127.0.0.1"})
     assert used is not None and [node.node for node in used.nodes] == [ELSEWHERE]
     for addresses in ({}, {NODE: "127.0.0.1"}, {ELSEWHERE: "127.0.0.9"}):
         with pytest.raises(CarmeError, match="do not answer"):
-            await other().usage(job, addresses)
+            await client().usage(job, addresses)
     # Its exporter need not listen where Slurm reaches the node.
-    used, _curves = await other().usage(exporter.job(), {NODE: "127.0.0.9"})
+    used, _curves = await client().usage(exporter.job(), {NODE: "127.0.0.9"})
     assert used is not None and [node.node for node in used.nodes] == [NODE]
     # A server there whose certificate is for other names is not believed.
     with pytest.raises(CarmeError, match="certificate"):
-        await other().usage(exporter.job(node_list="gpu-02"), {"gpu-02": "127.0.0.1"})
+        await client().usage(exporter.job(node_list="gpu-02"), {"gpu-02": "127.0.0.1"})
 
 
 @pytest.fixture
@@ -210,12 +210,12 @@ async def test_the_oldest_looks_at_all_jobs_go_when_they_are_too_many(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await exporter.exporters.usage(exporter.job())
-    other = exporter.job(id=77)
-    used, _curves = await followed(exporter, other, (15, 30))
+    second = exporter.job(id=77)
+    used, _curves = await followed(exporter, second, (15, 30))
     assert [node.memory_bytes for node in used.nodes] == [9 * GIB] and used.seconds == 15
     # Room for the last look at the other job alone: one series, which is known by its key.
     monkeypatch.setattr(module, "MOST_VALUES", module.KEY_VALUES + 1)
-    used, _curves = await followed(exporter, other, (45,))
+    used, _curves = await followed(exporter, second, (45,))
     assert used.seconds == 0
     used, _curves = await followed(exporter, exporter.job(), (60,))
     assert used.seconds == 0

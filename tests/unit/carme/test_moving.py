@@ -35,8 +35,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("part", ["hub", "portal"])
 def test_a_database_may_move_while_its_services_are_stopped(part: str, file: Path) -> None:
     settings = site(f"sqlite:///{file}")
-    other = {"hub": "portal", "portal": "hub"}[part]
-    (file.parent / f"carme-{other}").write_text("active\n")
+    running_part = {"hub": "portal", "portal": "hub"}[part]
+    (file.parent / f"carme-{running_part}").write_text("active\n")
     for target in ("postgresql:///carme", "postgresql://carme@db.example:5433/carme?sslmode=require"):
         assert check_move(settings, part, target) == file  # type: ignore[arg-type]
     (file.parent / f"carme-{part}").write_text("active\n")

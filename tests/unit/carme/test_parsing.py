@@ -47,18 +47,34 @@ def test_queue() -> None:
             "(null)",
         ),
     )
-    mine, other = parsing.queue(output, S)
-    assert (mine.id, mine.key, mine.kind, mine.image, mine.name) == (7, KEY, "session", "torch", "a b")
-    assert (mine.gpus, mine.gpu_type, mine.memory_mb, mine.minutes_limit) == (4, "a100", 4000, 1530)
-    assert mine.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
-    assert mine.planned_end == mine.ends == datetime(2026, 11, 20, 15, 2, 19, tzinfo=UTC)
-    assert mine.ended is None  # the end of a running job is a limit, not an end
-    assert (other.kind, other.key, other.name, other.minutes_limit) == ("other", None, "evil\n9|5e|x", None)
-    assert other.started is None
-    assert other.planned_start == datetime(2026, 11, 20, 15, 53, 20, tzinfo=UTC)
-    assert (other.planned_nodes, other.priority, other.reservation) == ("n[1-2]", 17, "")
-    assert (mine.planned_start, mine.priority, mine.reservation) == (None, 4294901757, "night")
-    assert other.explanation.startswith("The job is next in line")
+    session, foreign = parsing.queue(output, S)
+    assert (session.id, session.key, session.kind, session.image, session.name) == (
+        7,
+        KEY,
+        "session",
+        "torch",
+        "a b",
+    )
+    assert (session.gpus, session.gpu_type, session.memory_mb, session.minutes_limit) == (
+        4,
+        "a100",
+        4000,
+        1530,
+    )
+    assert session.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
+    assert session.planned_end == session.ends == datetime(2026, 11, 20, 15, 2, 19, tzinfo=UTC)
+    assert session.ended is None  # the end of a running job is a limit, not an end
+    assert (foreign.kind, foreign.key, foreign.name, foreign.minutes_limit) == (
+        "other",
+        None,
+        "evil\n9|5e|x",
+        None,
+    )
+    assert foreign.started is None
+    assert foreign.planned_start == datetime(2026, 11, 20, 15, 53, 20, tzinfo=UTC)
+    assert (foreign.planned_nodes, foreign.priority, foreign.reservation) == ("n[1-2]", 17, "")
+    assert (session.planned_start, session.priority, session.reservation) == (None, 4294901757, "night")
+    assert foreign.explanation.startswith("The job is next in line")
 
 
 @pytest.mark.parametrize(

@@ -125,10 +125,10 @@ async def test_a_stop_is_shown_for_a_day_and_survives_a_restart(settings: Settin
 
 
 async def test_rules_that_only_warn_end_nothing(settings: Settings, tmp_path: Path) -> None:
-    other = alert().model_copy(update={"name": "CarmeOther"})
+    warning = alert().model_copy(update={"name": "CarmeOther"})
     site = Site(settings, tmp_path, alerts=[IDLE, "CarmeOther"], stop=[IDLE], warnings=1)
     for _ in range(3):
-        await site.evaluate(other)
+        await site.evaluate(warning)
     assert site.record() == [WARN] and site.policy.warnings()[0].ends is None
     # Of what can end it the owner is warned first.
     await site.evaluate(alert())

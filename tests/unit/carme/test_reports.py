@@ -114,12 +114,12 @@ def test_gpus_are_counted_per_node() -> None:
 
 def samples() -> str:
     """An hour of a job on n1 with two GPUs: one works, one stops after half of the time; in OpenMetrics."""
-    whose = 'jobid="7",user="ada",node="n1"'
+    job_labels = 'jobid="7",user="ada",node="n1"'
     series: dict[str, list[tuple[float, float]]] = {}
     for second in range(0, 3601, 15):
         at = BEGIN.timestamp() + second
         for gpu, busy in (("0", 0.8), ("1", 0.6 if second < 1800 else 0.0)):
-            labels = f'{{{whose},gpu="{gpu}",uuid="GPU-{gpu}"}}'
+            labels = f'{{{job_labels},gpu="{gpu}",uuid="GPU-{gpu}"}}'
             for name, value in (
                 ("carme_job_gpu_utilization_ratio", busy),
                 ("carme_job_gpu_memory_used_bytes", 10 * GIB),
@@ -128,15 +128,15 @@ def samples() -> str:
             ):
                 series.setdefault(name + labels, []).append((value, at))
         for name, value in (
-            (f'carme_job_cpu_seconds_total{{{whose},mode="user"}}', 3.0 * second),
-            (f"carme_job_cpus{{{whose}}}", 4),
-            (f"carme_job_memory_used_bytes{{{whose}}}", 2 * GIB),
-            (f"carme_job_memory_peak_bytes{{{whose}}}", 3 * GIB),
-            (f"carme_job_memory_limit_bytes{{{whose}}}", 32 * GIB),
-            (f"carme_job_io_read_bytes_total{{{whose}}}", second << 20),
-            (f"carme_job_io_written_bytes_total{{{whose}}}", second << 10),
-            (f'carme_job_network_receive_bytes_total{{{whose},source="node"}}', second << 20),
-            (f'carme_job_network_transmit_bytes_total{{{whose},source="node"}}', second << 19),
+            (f'carme_job_cpu_seconds_total{{{job_labels},mode="user"}}', 3.0 * second),
+            (f"carme_job_cpus{{{job_labels}}}", 4),
+            (f"carme_job_memory_used_bytes{{{job_labels}}}", 2 * GIB),
+            (f"carme_job_memory_peak_bytes{{{job_labels}}}", 3 * GIB),
+            (f"carme_job_memory_limit_bytes{{{job_labels}}}", 32 * GIB),
+            (f"carme_job_io_read_bytes_total{{{job_labels}}}", second << 20),
+            (f"carme_job_io_written_bytes_total{{{job_labels}}}", second << 10),
+            (f'carme_job_network_receive_bytes_total{{{job_labels},source="node"}}', second << 20),
+            (f'carme_job_network_transmit_bytes_total{{{job_labels},source="node"}}', second << 19),
             # Another job, which must not be counted.
             ('carme_job_cpus{jobid="77",user="bob",node="n1"}', 64),
         ):
@@ -335,8 +335,12 @@ async def test_a_job_is_compared_with_those_like_it(site: Any) -> None:
         ACCOUNTED | {"JobIDRaw": str(number), "AdminComment": write_record(usage((share, share)))}
         for number, share in ((1, 0.2), (2, 0.4), (3, 0.9))
     ]
-    other = ACCOUNTED | {"JobIDRaw": "4", "JobName": "else", "AdminComment": write_record(usage((0.0, 0.0)))}
-    site.slurm.account(ACCOUNTED, *like, other)
+    different = ACCOUNTED | {
+        "JobIDRaw": "4",
+        "JobName": "else",
+        "AdminComment": write_record(usage((0.0, 0.0))),
+    }
+    site.slurm.account(ACCOUNTED, *like, different)
     site.slurm.jobs = [JOB]
     peers = (await site.client.report(7)).peers
     assert (peers.jobs, peers.gpu_busy) == (3, 0.4)

@@ -137,8 +137,8 @@ async def test_what_a_full_disk_did_not_take_is_stored_later(
             book.note(1, "ada", SessionNote(server=ServerStatus.READY))
             await book.save()
         await book.save()
-        async with book_at(tmp_path, clock) as other:
-            assert other.session("s1", "ada").state is SessionState.READY
+        async with book_at(tmp_path, clock) as restored:
+            assert restored.session("s1", "ada").state is SessionState.READY
 
 
 async def test_what_waits_to_be_written_when_the_broker_ends_is_stored(tmp_path: Path) -> None:

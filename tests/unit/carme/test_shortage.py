@@ -36,8 +36,10 @@ def of(nodes: list[Node]) -> Cluster:
     return Cluster(taken=NOW, nodes=nodes, partitions=[Partition(name="gpu", node_names=names)])
 
 
-def missing(job: Job, nodes: list[Node], *others: Job, reservations: tuple[Reservation, ...] = ()) -> str:
-    return in_german_too(shortage(job, of(nodes), running_on([*others, job]), NOW, reservations))
+def missing(
+    job: Job, nodes: list[Node], *running_jobs: Job, reservations: tuple[Reservation, ...] = ()
+) -> str:
+    return in_german_too(shortage(job, of(nodes), running_on([*running_jobs, job]), NOW, reservations))
 
 
 def in_german_too(text: str) -> str:
@@ -62,13 +64,17 @@ def busy(name: str, gpus: int, **values: Any) -> Node:
 
 
 def test_who_has_the_gpus_and_until_when() -> None:
-    others = [running(1, minutes_limit=30), running(2, user="ada", gpus=1), running(3, minutes_limit=600)]
-    message = missing(waiting(gpus=3), [busy("n1", 3), busy("n2", 4)], *others)
+    running_jobs = [
+        running(1, minutes_limit=30),
+        running(2, user="ada", gpus=1),
+        running(3, minutes_limit=600),
+    ]
+    message = missing(waiting(gpus=3), [busy("n1", 3), busy("n2", 4)], *running_jobs)
     who = "your job 2 and 2 jobs of others"
     assert message == f"2 GPUs must become free on n1, in use by {who} until {at(60)} at the latest"
     assert "secret" not in message and "bob" not in message
     # With all of it the longest counts; without a limit nobody can say.
-    assert missing(waiting(), [busy("n1", 3)], *others).endswith(f"until {at(600)} at the latest")
+    assert missing(waiting(), [busy("n1", 3)], *running_jobs).endswith(f"until {at(600)} at the latest")
     message = missing(waiting(), [busy("n1", 1)], running(1, minutes_limit=None))
     assert message == "1 GPU must become free on n1, in use by 1 job of others"
 
@@ -84,10 +90,10 @@ def test_the_end_that_slurm_gives_counts() -> None:
 
 def test_a_job_over_several_nodes() -> None:
     nodes = [busy("n1", 4), busy("n2", 0), busy("n3", 4)]
-    others = [running(1, gpus=4), running(2, gpus=4, node_list="n3", minutes_limit=90)]
-    message = missing(waiting(nodes=2, gpus=8, cpus=8), nodes, *others)
+    running_jobs = [running(1, gpus=4), running(2, gpus=4, node_list="n3", minutes_limit=90)]
+    message = missing(waiting(nodes=2, gpus=8, cpus=8), nodes, *running_jobs)
     assert message == f"4 GPUs must become free on n1, in use by 1 job of others until {at(60)} at the latest"
-    message = missing(waiting(nodes=3, gpus=12, cpus=12), nodes, *others)
+    message = missing(waiting(nodes=3, gpus=12, cpus=12), nodes, *running_jobs)
     assert message.startswith("8 GPUs must become free on n1 and n3, in use by 2 jobs of others until")
 
 

@@ -151,8 +151,8 @@ def test_values_are_translated_and_names_are_not() -> None:
     )
     assert translated(text, "de") == "Es gibt keine Partition 'job and session'; es gibt: a, b und c."
     assert translated(listing([number(1, "GPU"), number(4, "processor")]), "de") == "1 GPU und 4 Prozessoren"
-    for other in ("", "Something that is not a message.", "You stopped this job."):
-        assert translated(other, "de") == other
+    for untranslated in ("", "Something that is not a message.", "You stopped this job."):
+        assert translated(untranslated, "de") == untranslated
     assert translated(text, "fr") == translated(text, "") == str(text)
     unknown = message("A sentence of {name} that no catalogue has.", name="ada")
     assert translated(unknown, "de") == "A sentence of ada that no catalogue has."
@@ -209,8 +209,8 @@ def test_messages_are_found_in_the_hubs_pages() -> None:
     assert message_in(with_message(text)) == text
     assert translated(message_in(with_message(text)) or "", "de").startswith("Auf diesem Rechner")
     assert "<b>" not in with_message(text) and with_message("<b>") == "&lt;b&gt;"
-    for other in ("", "<p>", '<span data-message="">', '<span data-message="[1]">', with_message("plain")):
-        assert message_in(other) is None
+    for markup in ("", "<p>", '<span data-message="">', '<span data-message="[1]">', with_message("plain")):
+        assert message_in(markup) is None
 
 
 @pytest.mark.parametrize(

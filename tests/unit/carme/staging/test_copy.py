@@ -106,11 +106,11 @@ def test_acls_are_preserved(place: Path) -> None:
     assert copy(str(source), str(target)).ok
     assert walk(target) == walk(source)
     # A default ACL of the destination must not give anybody more than the source did.
-    other = place / "other"
-    other.mkdir()
-    os.setxattr(other, "system.posix_acl_default", ACL)
-    assert copy(str(source), str(other)).ok
-    assert walk(other) == walk(source)
+    with_default = place / "other"
+    with_default.mkdir()
+    os.setxattr(with_default, "system.posix_acl_default", ACL)
+    assert copy(str(source), str(with_default)).ok
+    assert walk(with_default) == walk(source)
 
 
 def test_an_acl_that_is_lost_widens_nothing() -> None:
@@ -401,15 +401,15 @@ def test_from_a_program_with_threads(tmp_path: Path) -> None:
     (target / "d0/f1").mkdir(parents=True)
     reported: list[object] = []
     ended = threading.Event()
-    other = threading.Thread(target=ended.wait)
-    other.start()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
     try:
         result = copy(str(source), str(target), notify=reported.append)
         with pytest.raises(NotFound):
             copy(str(tmp_path / "nowhere"), str(target))
     finally:
         ended.set()
-        other.join()
+        thread.join()
     assert result.counts.copied == 2
     assert [problem.path for problem in reported if isinstance(problem, Problem)] == ["d0/f1"]
 
