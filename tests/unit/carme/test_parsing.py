@@ -47,34 +47,18 @@ def test_queue() -> None:
             "(null)",
         ),
     )
-    session, foreign = parsing.queue(output, S)
-    assert (session.id, session.key, session.kind, session.image, session.name) == (
-        7,
-        KEY,
-        "session",
-        "torch",
-        "a b",
-    )
-    assert (session.gpus, session.gpu_type, session.memory_mb, session.minutes_limit) == (
-        4,
-        "a100",
-        4000,
-        1530,
-    )
-    assert session.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
-    assert session.planned_end == session.ends == datetime(2026, 11, 20, 15, 2, 19, tzinfo=UTC)
-    assert session.ended is None  # the end of a running job is a limit, not an end
-    assert (foreign.kind, foreign.key, foreign.name, foreign.minutes_limit) == (
-        "other",
-        None,
-        "evil\n9|5e|x",
-        None,
-    )
-    assert foreign.started is None
-    assert foreign.planned_start == datetime(2026, 11, 20, 15, 53, 20, tzinfo=UTC)
-    assert (foreign.planned_nodes, foreign.priority, foreign.reservation) == ("n[1-2]", 17, "")
-    assert (session.planned_start, session.priority, session.reservation) == (None, 4294901757, "night")
-    assert foreign.explanation.startswith("The job is next in line")
+    job, bobs = parsing.queue(output, S)
+    assert (job.id, job.key, job.kind, job.image, job.name) == (7, KEY, "session", "torch", "a b")
+    assert (job.gpus, job.gpu_type, job.memory_mb, job.minutes_limit) == (4, "a100", 4000, 1530)
+    assert job.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
+    assert job.planned_end == job.ends == datetime(2026, 11, 20, 15, 2, 19, tzinfo=UTC)
+    assert job.ended is None  # the end of a running job is a limit, not an end
+    assert (bobs.kind, bobs.key, bobs.name, bobs.minutes_limit) == ("other", None, "evil\n9|5e|x", None)
+    assert bobs.started is None
+    assert bobs.planned_start == datetime(2026, 11, 20, 15, 53, 20, tzinfo=UTC)
+    assert (bobs.planned_nodes, bobs.priority, bobs.reservation) == ("n[1-2]", 17, "")
+    assert (job.planned_start, job.priority, job.reservation) == (None, 4294901757, "night")
+    assert bobs.explanation.startswith("The job is next in line")
 
 
 @pytest.mark.parametrize(

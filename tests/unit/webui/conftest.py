@@ -370,7 +370,7 @@ def program(alice: User) -> Program:
 
 
 @pytest.fixture
-def other(bob: User) -> Browser:
+def bobs_browser(bob: User) -> Browser:
     """Bob's browser, signed in."""
     found = Browser()
     found.force_login(bob)

@@ -132,9 +132,9 @@ def test_a_node_is_drained_with_the_reason_and_that_is_on_record(root: Browser, 
 
 
 def test_nodes_say_their_state_in_words_and_follow_a_change(root: Browser, broker: FakeBroker) -> None:
-    first, *others = broker.cluster.nodes
+    first, *other_nodes = broker.cluster.nodes
     mixed = first.model_copy(update={"state": "MIXED+PLANNED"})
-    broker.cluster = broker.cluster.model_copy(update={"nodes": [mixed, *others]})
+    broker.cluster = broker.cluster.model_copy(update={"nodes": [mixed, *other_nodes]})
     shown = words(root.get("/admin/nodes/"))
     assert "Partly in use, planned for a job that waits" in shown and "MIXED+" not in shown
     answer = root.send("/admin/nodes/", "/admin/nodes/n1/", do="drain", reason="fan")
@@ -144,7 +144,7 @@ def test_nodes_say_their_state_in_words_and_follow_a_change(root: Browser, broke
     again = text(root.get(f"{answer['Location']}&live=1"))
     assert again.count("live=1") == 1
     drained = first.model_copy(update={"state": "IDLE+DRAIN", "available": False, "reason": "fan"})
-    broker.cluster = broker.cluster.model_copy(update={"nodes": [drained, *others]})
+    broker.cluster = broker.cluster.model_copy(update={"nodes": [drained, *other_nodes]})
     live = text(root.get(f"{answer['Location']}&live=1"))
     assert "Drained" in live and "every 3s" not in live and "<h1" not in live
 
@@ -219,9 +219,9 @@ def test_the_overview_shows_use_queue_failures_and_services(
 def test_the_heat_map_shows_memory_or_temperature(
     root: Browser, broker: FakeBroker, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, *others = broker.cluster.nodes
+    first, *other_nodes = broker.cluster.nodes
     full = first.model_copy(update={"memory_mb": 64_000, "memory_used_mb": 63_000})
-    broker.cluster = broker.cluster.model_copy(update={"nodes": [full, *others]})
+    broker.cluster = broker.cluster.model_copy(update={"nodes": [full, *other_nodes]})
     tile = re.compile(r'<li class="(level-\d)".*?>(n1)</a> <span>([^<]*)</span>')
     page = text(root.get("/admin/?by=memory"))
     assert tile.findall(page) == [("level-4", "n1", "61.5\xa0GiB of 62.5\xa0GiB")]
@@ -358,10 +358,10 @@ def test_names_that_unix_takes_are_taken(root: Browser, broker: FakeBroker, name
     assert root.send("/admin/users/new/", "/admin/users/new/", name=name).status_code == 200
     assert User.objects.filter(username=name).exists() and broker.requests_of("enrol")[0].name == name
     assert root.get(f"/admin/users/at/{name}/").status_code == 200
-    theirs = Browser()
-    theirs.force_login(User.objects.get(username=name))
+    new_browser = Browser()
+    new_browser.force_login(User.objects.get(username=name))
     for page in ("/", "/jobs/", "/bookings/", "/profile/", "/tokens/"):
-        assert theirs.get(page).status_code == 200, page
+        assert new_browser.get(page).status_code == 200, page
 
 
 @pytest.mark.parametrize("name", ["1000", "-rf", "a b", "../x", "", "x;rm"])
@@ -480,8 +480,8 @@ def test_a_view_that_is_open_while_the_portal_is_upgraded_stays_read_only(
 def test_only_admins_impersonate_and_nobody_impersonates_admins(
     root: Browser, browser: Browser, admin: User, alice: User
 ) -> None:
-    other = User.objects.create_user("root2", password=PASSWORD, is_staff=True)
-    page = f"/admin/users/at/{other.username}/"
+    second_admin = User.objects.create_user("root2", password=PASSWORD, is_staff=True)
+    page = f"/admin/users/at/{second_admin.username}/"
     root.send(page, page, do="impersonate")
     assert "You are viewing as" not in text(root.get("/profile/"))
     impersonate(root)

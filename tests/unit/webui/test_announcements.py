@@ -132,8 +132,8 @@ def test_bookings_in_its_time_move_or_are_reported_and_later_ones_are_refused(
     for _round in range(3):
         services.reconcile(site_broker())
         reconcile(site_broker())
-    mine = list(Notice.objects.filter(user=bob).values_list("kind", flat=True))
-    assert sorted(mine) == [Kind.BOOKING_PROBLEM, Kind.MAINTENANCE], "each once"
+    kinds = list(Notice.objects.filter(user=bob).values_list("kind", flat=True))
+    assert sorted(kinds) == [Kind.BOOKING_PROBLEM, Kind.MAINTENANCE], "each once"
     services.cancel(row, admin, site_broker())
     reconcile(site_broker())
     second.refresh_from_db()

@@ -147,8 +147,8 @@ def test_a_login_is_no_token(browser: Browser) -> None:
 def test_a_token_does_only_what_it_is_for(
     alice: User, broker: FakeBroker, scope: str, method: str, path: str, body: Any
 ) -> None:
-    others = set(SCOPES) - {scope}
-    message = problem(program_of(alice, *others).ask(method, path, body), 403)
+    other_scopes = set(SCOPES) - {scope}
+    message = problem(program_of(alice, *other_scopes).ask(method, path, body), 403)
     assert f"'{scope}'" in message["detail"]
     assert not [request for request in broker.requests if request.method != "cluster"]
 
@@ -451,7 +451,7 @@ def test_only_managers_decide(
 def test_what_is_anothers_does_not_exist_for_me(
     program: Program, bob: User, alice: User, broker: FakeBroker, booked: None
 ) -> None:
-    mine = program.ask("post", "bookings", proposed()).json()["name"]
+    booking = program.ask("post", "bookings", proposed()).json()["name"]
     Session.objects.create(name="sabcdefgh", owner=alice, options=OPTIONS | {"title": ""})
     Job.store([broker.put(make_job(7, kind="batch", name="secret-name"))])
     broker.logs[7] = b"secret text"
@@ -468,9 +468,9 @@ def test_what_is_anothers_does_not_exist_for_me(
         ("get", "jobs/7/recipe", None),
         ("post", "jobs/7/extend", {"minutes": 5}),
         ("post", "jobs/7/resubmit", None),
-        ("get", f"bookings/{mine}", None),
-        ("patch", f"bookings/{mine}", {"minutes": 5}),
-        ("delete", f"bookings/{mine}", None),
+        ("get", f"bookings/{booking}", None),
+        ("patch", f"bookings/{booking}", {"minutes": 5}),
+        ("delete", f"bookings/{booking}", None),
     ]:
         answer = thief.ask(method, path, body)
         problem(answer, 404)
@@ -478,9 +478,9 @@ def test_what_is_anothers_does_not_exist_for_me(
     assert {getattr(request, "user", "bob") for request in broker.requests[before:]} <= {"bob"}
     for path in ("sessions", "jobs", "bookings"):
         assert thief.ask("get", path).json()["items"] == []
-    assert Session.objects.get().state == "requested" and mine in broker.reservations
+    assert Session.objects.get().state == "requested" and booking in broker.reservations
     assert (
-        problem(thief.ask("post", "jobs", {"command": ["true"], "reservation": mine}), 422)["field"]
+        problem(thief.ask("post", "jobs", {"command": ["true"], "reservation": booking}), 422)["field"]
         == "reservation"
     )
 

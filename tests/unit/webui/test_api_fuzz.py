@@ -108,10 +108,10 @@ def changing() -> Iterator[list[str]]:
     """The statements meanwhile that may change the database, in a list that they come into."""
     found: list[str] = []
 
-    def note(execute: Callable[..., Any], sql: str, *others: Any) -> Any:
+    def note(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
         if not sql.lstrip().upper().startswith(READING):
             found.append(sql)
-        return execute(sql, *others)
+        return execute(sql, *arguments)
 
     with connection.execute_wrapper(note):
         yield found
@@ -172,8 +172,8 @@ def test_nothing_fails_and_nothing_leaks(role: str, carol: User, broker: FakeBro
     manages = role == "admin"
     User.objects.filter(pk=alice.pk).update(is_staff=manages, is_superuser=manages)
     if role == "manager":
-        mine = Project.objects.create(name="mine", title="Mine")
-        Membership.objects.create(project=mine, user=alice, manager=True)
+        own_project = Project.objects.create(name="mine", title="Mine")
+        Membership.objects.create(project=own_project, user=alice, manager=True)
     headers = {"Host": "testserver"}
     if role != "anonymous":
         program = program_of(User.objects.get(pk=alice.pk), *SCOPES)

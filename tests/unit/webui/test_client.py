@@ -366,16 +366,16 @@ def test_sessions_and_bookings(
     with pytest.raises(NotFound):
         booking.accept()  # is bob's to say
     secret = Token.make(bob, "t", list(SCOPES), timezone.now() + timedelta(days=1))[1]
-    with carme.Client(client.connection.url, secret) as other:
-        taken = other.bookings.get(booking.name)
+    with carme.Client(client.connection.url, secret) as bobs_client:
+        taken = bobs_client.bookings.get(booking.name)
         assert taken.accept().owner == "bob"
         with pytest.raises(NotFound):
             booking.info()
         taken.offer("alice")
     assert booking.info().stage == [] and booking.decline().offered_to == ""
-    with carme.Client(client.connection.url, secret) as other:
-        other.bookings.get(booking.name).delete()
-        assert other.bookings.get(booking.name).info().state == "ended"
+    with carme.Client(client.connection.url, secret) as bobs_client:
+        bobs_client.bookings.get(booking.name).delete()
+        assert bobs_client.bookings.get(booking.name).info().state == "ended"
 
 
 def test_my_projects(client: carme.Client, settings: Any) -> None:

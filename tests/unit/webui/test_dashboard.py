@@ -43,7 +43,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         # The minutes to come, too: the test may take some.
         for at in range(now - 900, now + 900, 15):
             lines.append(f"carme_job_gpu_utilization_ratio{{{labels}}} {busy} {at}")
-    whose = 'jobid="7",user="alice",node="n1"'
+    job_labels = 'jobid="7",user="alice",node="n1"'
     for kind, name, value in (
         ("counter", "cpu_seconds_total", lambda at: 3 * (at - now + 900)),
         ("gauge", "cpus", lambda at: 4),
@@ -51,7 +51,9 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         ("gauge", "memory_limit_bytes", lambda at: 8 << 30),
     ):
         lines.append(f"# TYPE carme_job_{name.removesuffix('_total')} {kind}")
-        lines += [f"carme_job_{name}{{{whose}}} {value(at)} {at}" for at in range(now - 900, now + 900, 15)]
+        lines += [
+            f"carme_job_{name}{{{job_labels}}} {value(at)} {at}" for at in range(now - 900, now + 900, 15)
+        ]
     with prometheus_with("\n".join([*lines, "# EOF", ""]), tmp_path_factory.mktemp("busy")) as running:
         yield running
 
@@ -81,8 +83,8 @@ def test_my_jobs_are_shown_with_the_time_that_they_have_left(browser: Browser, a
     assert "Running train &lt;b&gt; 7 2 nodes · 8 GPUs 16 minutes left" in reported
     assert '<progress class="row-bar " max="100" value="2' in page
     assert re.search("Pending next 8 1 node · 1 GPU .*higher priority", reported)
-    for other in ("session-s1", "bobs", "ended"):
-        assert other not in reported
+    for hidden in ("session-s1", "bobs", "ended"):
+        assert hidden not in reported
 
 
 @pytest.mark.usefixtures("at_once", "still")
@@ -170,11 +172,11 @@ def test_small_charts_of_what_my_jobs_do(browser: Browser, alice: User, site: No
     assert 'data-url="/metrics/sparks/"' in page and '<carme-sparks data-job="7">' in page
     answer = json.loads(browser.get("/metrics/sparks/").content)
     assert answer["failure"] == "" and list(answer["jobs"]) == ["7"]  # not another user's
-    mine = answer["jobs"]["7"]
-    assert mine["words"] == "2 GPUs, 45 % busy: 1 did nothing"
-    shown = {chart["title"]: (chart["now"], chart["series"][0]["values"][-1]) for chart in mine["charts"]}
+    sparks = answer["jobs"]["7"]
+    assert sparks["words"] == "2 GPUs, 45 % busy: 1 did nothing"
+    shown = {chart["title"]: (chart["now"], chart["series"][0]["values"][-1]) for chart in sparks["charts"]}
     assert shown == {"GPUs": ("45\xa0%", 45.0), "Processors": ("75\xa0%", 75.0), "Memory": ("25\xa0%", 25.0)}
-    chart = mine["charts"][0]
+    chart = sparks["charts"][0]
     assert chart["spark"] and chart["step"] * (len(chart["series"][0]["values"]) - 1) == 1800
     assert chart["summary"] == "GPUs 45\xa0% on average, at most 45\xa0%"
 
@@ -191,8 +193,8 @@ def test_all_jobs_of_a_user_are_one_question_to_prometheus(
     assert browser.get("/metrics/sparks/").content == first and requested == ["/api/v1/query_range"]
 
 
-def test_nothing_is_shown_of_jobs_that_are_not_mine(other: Browser, bob: User, site: None) -> None:
-    assert list(json.loads(other.get("/metrics/sparks/").content)["jobs"]) == ["8"]
+def test_nothing_is_shown_of_jobs_that_are_not_mine(bobs_browser: Browser, bob: User, site: None) -> None:
+    assert list(json.loads(bobs_browser.get("/metrics/sparks/").content)["jobs"]) == ["8"]
 
 
 def test_what_i_used_this_month_of_what_i_may(browser: Browser, alice: User, still: None) -> None:

@@ -81,9 +81,9 @@ def ldap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LdapSettings]:
         "access to attrs=userPassword by anonymous auth by * none\naccess to * by users read by * none\n"
     )
     people = "".join(PERSON.format(name=name) for name in ("carol", "dora", "eve"))
-    other = PERSON.format(name="eve").replace("uid=eve,ou=people", "cn=eve two,ou=people")
-    other = other.replace("cn: eve Müller", "cn: eve two")
-    (folder / "all.ldif").write_text(LDIF + people + other + GROUP)
+    second_eve = PERSON.format(name="eve").replace("uid=eve,ou=people", "cn=eve two,ou=people")
+    second_eve = second_eve.replace("cn: eve Müller", "cn: eve two")
+    (folder / "all.ldif").write_text(LDIF + people + second_eve + GROUP)
     environment = os.environ | LIBRARIES
     command = [str(SLAPD), "-T", "add", "-f", str(folder / "slapd.conf"), "-l", str(folder / "all.ldif")]
     subprocess.run(command, env=environment, check=True, capture_output=True)

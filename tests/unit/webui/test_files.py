@@ -196,8 +196,8 @@ def test_what_cannot_be_read_says_why(browser: Browser, home: Path, broker: Fake
 
 
 def test_the_user_is_who_is_signed_in(
-    other: Browser, anonymous: Browser, home: Path, broker: FakeBroker
+    bobs_browser: Browser, anonymous: Browser, home: Path, broker: FakeBroker
 ) -> None:
-    other.get("/files/")
+    bobs_browser.get("/files/")
     assert {request.user for request in broker.requests_of("files")} == {"bob"}
     assert anonymous.get("/files/").status_code == 302

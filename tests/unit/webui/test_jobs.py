@@ -486,19 +486,21 @@ def test_the_job_of_a_session_leads_to_it(browser: Browser, alice: User, broker:
 
 
 @pytest.mark.parametrize("path", ["cancel", "extend", "resubmit", "recipe", "log", "new"])
-def test_nobody_touches_anothers_job(other: Browser, broker: FakeBroker, path: str) -> None:
+def test_nobody_touches_anothers_job(bobs_browser: Browser, broker: FakeBroker, path: str) -> None:
     Job.store([broker.put(make_job(1, kind="batch"))])
     broker.logs[1] = b"secret"
-    token = other.token("/jobs/submit/")
+    token = bobs_browser.token("/jobs/submit/")
     sends = path in ("cancel", "extend", "resubmit")
-    answer = other.send_with(token, f"/jobs/1/{path}/") if sends else other.get(f"/jobs/1/{path}/")
+    answer = (
+        bobs_browser.send_with(token, f"/jobs/1/{path}/") if sends else bobs_browser.get(f"/jobs/1/{path}/")
+    )
     assert answer.status_code == 404
     assert (
         not broker.requests_of("cancel")
         and not broker.requests_of("log")
         and not broker.requests_of("recipe")
     )
-    assert other.get("/jobs/submit/?job=1").status_code == 404
+    assert bobs_browser.get("/jobs/submit/?job=1").status_code == 404
 
 
 async def test_a_log_is_followed_to_its_end(transactional_db, broker: FakeBroker) -> None:
@@ -513,9 +515,9 @@ async def test_a_log_is_followed_to_its_end(transactional_db, broker: FakeBroker
     assert (await anext(events)).startswith("id: 19\nevent: over")
     with pytest.raises(StopAsyncIteration):
         await anext(events)
-    others = _follow(1, "bob", 0, "en")
-    await anext(others)
-    assert "event: trouble" in await anext(others)
+    bobs_events = _follow(1, "bob", 0, "en")
+    await anext(bobs_events)
+    assert "event: trouble" in await anext(bobs_events)
 
 
 async def test_trouble_with_a_log_is_in_the_readers_language_and_leads_to_the_help(
@@ -563,7 +565,7 @@ def test_names_from_slurm_are_escaped(browser: Browser, broker: FakeBroker) -> N
         assert "<img src=x" not in browser.get(path).content.decode()
 
 
-def test_a_job_says_where_it_began(browser: Browser, other: Browser, broker: FakeBroker) -> None:
+def test_a_job_says_where_it_began(browser: Browser, bobs_browser: Browser, broker: FakeBroker) -> None:
     Job.store([broker.put(make_job(7, kind="batch", started=NOW))])
     assert "/jobs/7/facts/" in browser.get("/jobs/7/").content.decode()
     assert "no Git repository" in browser.get("/jobs/7/facts/").content.decode()
@@ -574,7 +576,7 @@ def test_a_job_says_where_it_began(browser: Browser, other: Browser, broker: Fak
     assert "sha256:12" in page and "a" * 40 in page and "<b>" not in page and "<i>" not in page
     broker.facts[7] = JobFacts(login="Your login files <had> not ended.")
     assert "Your login files &lt;had&gt; not ended." in browser.get("/jobs/7/facts/").content.decode()
-    assert other.get("/jobs/7/facts/").status_code == 404
+    assert bobs_browser.get("/jobs/7/facts/").status_code == 404
 
 
 def test_what_sbatch_lines_ask_for_is_read_while_they_are_written(browser: Browser) -> None:

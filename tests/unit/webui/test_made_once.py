@@ -211,13 +211,13 @@ def test_those_who_want_a_new_answer_at_the_same_time_share_one(broker: FakeBrok
         try:
             first = pages.submit(shown._cached, "test", ask, anew=True)
             assert requested.acquire(timeout=HANG)
-            others = [pages.submit(shown._cached, "test", ask, anew=True) for _ in range(3)]
+            later = [pages.submit(shown._cached, "test", ask, anew=True) for _ in range(3)]
             for _ in range(4):
                 assert waiting.acquire(timeout=HANG)
         finally:
             answer.set()
         # The first request was sent before the others came: its answer may be too old for them.
-        assert first.result(HANG) == 1 and [future.result(HANG) for future in others] == [2, 2, 2]
+        assert first.result(HANG) == 1 and [future.result(HANG) for future in later] == [2, 2, 2]
     assert shown._cached("test", ask, anew=True) == 3
 
 
@@ -356,9 +356,9 @@ def test_a_large_cluster_is_written_once_for_all_readers_and_nobody_sees_another
     written: list[int] = []
     dump = schemas.dump_nodes
     monkeypatch.setattr(schemas, "dump_nodes", lambda nodes: written.append(len(nodes)) or dump(nodes))
-    others, answers = program_of(bob), list[Any]()
+    bobs_program, answers = program_of(bob), list[Any]()
     for _ in range(2):
-        answers = [who.ask("get", "cluster") for who in (program, others)]
+        answers = [who.ask("get", "cluster") for who in (program, bobs_program)]
         hers, his = (Overview.model_validate_json(answer.content) for answer in answers)
         assert {partition.name for partition in hers.partitions} - {
             partition.name for partition in his.partitions
@@ -422,7 +422,7 @@ def test_links_for_administrators_are_theirs_alone(
 
 
 def test_what_only_one_may_start_in_is_in_no_other_form(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
 ) -> None:
     now = timezone.now()
     project = Project.objects.create(name="secret", title="The secret one", granted=now)
@@ -441,16 +441,20 @@ def test_what_only_one_may_start_in_is_in_no_other_form(
     )
     hers = ("The secret one", "Hers alone", "Her booking", "Her preset")
     for _ in range(2):
-        shown, others = page(browser), page(other)
+        shown, bobs_page = page(browser), page(bobs_browser)
         assert all(words in shown for words in hers)
-        assert not [words for words in hers if words in others]
+        assert not [words for words in hers if words in bobs_page]
     # What an address fills in is in that page alone.
     assert 'value="Only &lt;mine&gt;"' in page(browser, "/?title=Only+<mine>&nodes=2")
-    assert "Only" not in page(other) and "Only" not in page(browser)
+    assert "Only" not in page(bobs_browser) and "Only" not in page(browser)
 
 
 def test_one_form_is_made_for_all_of_whom_it_is_true(
-    browser: Browser, other: Browser, broker: FakeBroker, remembering: None, monkeypatch: pytest.MonkeyPatch
+    browser: Browser,
+    bobs_browser: Browser,
+    broker: FakeBroker,
+    remembering: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     created: list[str | None] = []
     make = StartForm._rendered
@@ -458,7 +462,7 @@ def test_one_form_is_made_for_all_of_whom_it_is_true(
         StartForm, "_rendered", lambda form: created.append(translation.get_language()) or make(form)
     )
     first = page(browser)
-    page(other)
+    page(bobs_browser)
     assert created == ["en"]
     german = browser.get("/", headers={"accept-language": "de"}).content.decode()
     assert created == ["en", "de"] and "Stunden" in german and ">Hours</label>" in first
@@ -527,14 +531,14 @@ def booked(owner: User, node: str, title: str, **values: Any) -> Booking:
 
 
 def test_the_calendar_shows_nobody_what_is_anothers(
-    root: Browser, browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any,
+    root: Browser, browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any,
     remembering: None,
 ) -> None:  # fmt: skip
     hers = booked(alice, "n1", "Her <plan>")
     broker.queue[7] = make_job(7, user="alice", state="RUNNING", started=timezone.now(), node_list="n2")
     address = f'href="{hers.get_absolute_url()}"'
     for _ in range(2):
-        for who, shown in ((other, False), (browser, True), (other, False), (root, True)):
+        for who, shown in ((bobs_browser, False), (browser, True), (bobs_browser, False), (root, True)):
             table = page(who, "/bookings/").split("<tbody>")[1].split("</tbody>")[0]
             assert ("Her &lt;plan&gt;" in table, address in table) == (shown, shown), who
             assert ("My job 7" in table) is (who is browser)
@@ -543,23 +547,27 @@ def test_the_calendar_shows_nobody_what_is_anothers(
             assert table.count("<tr>") == 2
     hers.users = ["bob"]
     hers.save()
-    assert "Her &lt;plan&gt;" in page(other, "/bookings/") and 'class="shared"' in page(other, "/bookings/")
+    assert "Her &lt;plan&gt;" in page(bobs_browser, "/bookings/") and 'class="shared"' in page(
+        bobs_browser, "/bookings/"
+    )
 
 
 def test_changes_of_bookings_are_in_everybodys_calendar_at_once(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
 ) -> None:
     def taken(who: Browser) -> int:
         return page(who, "/bookings/").split("<tbody>")[1].count('class="item"')
 
-    assert (taken(browser), taken(other)) == (0, 0)
+    assert (taken(browser), taken(bobs_browser)) == (0, 0)
     hers = booked(alice, "n1", "plan")
-    assert (taken(browser), taken(other)) == (1, 1)
+    assert (taken(browser), taken(bobs_browser)) == (1, 1)
     requested = booked(alice, "n2", "wanted", state="requested")
-    assert (taken(browser), taken(other)) == (2, 2) and 'class="requested"' in page(other, "/bookings/")
-    assert hers.move(Cause.CANCELLED) and (taken(browser), taken(other)) == (1, 1)
+    assert (taken(browser), taken(bobs_browser)) == (2, 2) and 'class="requested"' in page(
+        bobs_browser, "/bookings/"
+    )
+    assert hers.move(Cause.CANCELLED) and (taken(browser), taken(bobs_browser)) == (1, 1)
     requested.delete()
-    assert (taken(browser), taken(other)) == (0, 0)
+    assert (taken(browser), taken(bobs_browser)) == (0, 0)
 
 
 def test_the_calendar_requests_what_runs_and_no_jobs_that_wait(
@@ -571,7 +579,7 @@ def test_the_calendar_requests_what_runs_and_no_jobs_that_wait(
 
 
 def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None,
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     created: list[str | None] = []
@@ -580,12 +588,14 @@ def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
         table, "_make", lambda *given: created.append(translation.get_language()) or make(*given)
     )
     booked(alice, "n1", "plan")
-    for who in (browser, other, browser):
+    for who in (browser, bobs_browser, browser):
         page(who, "/bookings/")
     assert created == ["en"]
-    german = other.get("/bookings/", headers={"accept-language": "de"}).content.decode()
-    assert created == ["en", "de"] and "Gebucht" in german and "Gebucht" not in page(other, "/bookings/")
-    page(other, "/bookings/?view=day")
+    german = bobs_browser.get("/bookings/", headers={"accept-language": "de"}).content.decode()
+    assert (
+        created == ["en", "de"] and "Gebucht" in german and "Gebucht" not in page(bobs_browser, "/bookings/")
+    )
+    page(bobs_browser, "/bookings/?view=day")
     assert created == ["en", "de", "en"]
 
 

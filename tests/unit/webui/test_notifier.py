@@ -39,10 +39,10 @@ async def test_users_who_wait_are_woken_by_changes_of_their_own() -> None:
     notifying, waiting = Notifier(REDIS.address), Notifier(REDIS.address)
     seen = notifying.version("alice")
     page = asyncio.create_task(waiting.wait("alice", seen, LONG))
-    other = asyncio.create_task(waiting.wait("bob", waiting.version("bob"), LONG))
+    bobs_page = asyncio.create_task(waiting.wait("bob", waiting.version("bob"), LONG))
     await subscribed(waiting)
     await asyncio.to_thread(notifying.notify, ["bob"])
-    assert await other != seen and not page.done()
+    assert await bobs_page != seen and not page.done()
     await asyncio.to_thread(notifying.notify, ["alice"])
     assert await page == waiting.version("alice") == notifying.version("alice") != seen
 
@@ -181,14 +181,14 @@ async def test_the_listening_ends_whenever_it_is_cancelled(monkeypatch: pytest.M
     """Waits of redis-py can swallow a cancellation; a process of the portal would then not end."""
     monkeypatch.setattr(notifier_module, "PAUSE", 0.01)
     for milliseconds in range(60):
-        notifier, others = Notifier(REDIS.address), asyncio.all_tasks()
+        notifier, earlier_tasks = Notifier(REDIS.address), asyncio.all_tasks()
         waiting = asyncio.create_task(notifier.wait("alice", notifier.version("alice"), LONG))
         await subscribed(notifier)
         with REDIS.client() as client:
             client.publish(CHANGES, "no JSON")  # it subscribes anew
         await waiting
         await asyncio.sleep(milliseconds / 2000)  # somewhere in that
-        (listening,) = [task for task in asyncio.all_tasks() - others if "_follow" in repr(task)]
+        (listening,) = [task for task in asyncio.all_tasks() - earlier_tasks if "_follow" in repr(task)]
         listening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(listening, LONG)

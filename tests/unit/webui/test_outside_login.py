@@ -111,9 +111,9 @@ def test_an_answer_to_another_browser_or_a_second_time_is_refused(
     victim = Browser()
     assert is_refused(victim, victim.get(f"{BEGIN}back/?{urlencode(query)}"), "was not accepted")
     # A code of one's own with the state of another sign-in: PKCE's verifier does not fit.
-    mine = provider.authorize(anonymous.get(BEGIN)["Location"])
-    other = provider.authorize(Browser().get(BEGIN)["Location"])
-    answer = anonymous.get(f"{BEGIN}back/?{urlencode(mine | {'code': other['code']})}")
+    own_reply = provider.authorize(anonymous.get(BEGIN)["Location"])
+    other_reply = provider.authorize(Browser().get(BEGIN)["Location"])
+    answer = anonymous.get(f"{BEGIN}back/?{urlencode(own_reply | {'code': other_reply['code']})}")
     assert is_refused(anonymous, answer, "was not accepted")
     again = provider.authorize(anonymous.get(BEGIN)["Location"])
     assert anonymous.get(f"{BEGIN}back/?{urlencode(again)}")["Location"] == "/"

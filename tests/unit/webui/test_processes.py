@@ -126,8 +126,8 @@ class Portal:
 
     def open(self, process: int, path: str, cookies: str = "") -> http.client.HTTPResponse:
         """A page as this process makes it: the others, which have the same socket, stand still meanwhile."""
-        others = [number for number in self.processes if number != process]
-        for number in others:
+        stopped = [number for number in self.processes if number != process]
+        for number in stopped:
             os.kill(number, signal.SIGSTOP)
         try:
             line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
@@ -141,7 +141,7 @@ class Portal:
                 raise AssertionError("another process answered")
             return answer
         finally:
-            for number in others:
+            for number in stopped:
                 os.kill(number, signal.SIGCONT)
 
     def end(self) -> None:

@@ -283,12 +283,12 @@ def test_a_booking_with_a_job_stays_also_after_that(
 def test_a_short_job_between_two_rounds_counts_and_one_that_never_began_does_not(
     alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
-    row, other = make(alice, 60, 180), make(bob, 60, 180, node_names=["n2"])
+    began, never_began = make(alice, 60, 180), make(bob, 60, 180, node_names=["n2"])
     reconcile(site_broker())
-    broker.put(make_job(1, state="COMPLETED", reservation=row.name, started=row.start, ended=row.start))
-    broker.put(make_job(2, state="CANCELLED", reservation=other.name))
-    reconcile(site_broker(), row.start + timedelta(minutes=60))
-    assert state(row) == ("active", "") and state(other) == ("ended", "unused")
+    broker.put(make_job(1, state="COMPLETED", reservation=began.name, started=began.start, ended=began.start))
+    broker.put(make_job(2, state="CANCELLED", reservation=never_began.name))
+    reconcile(site_broker(), began.start + timedelta(minutes=60))
+    assert state(began) == ("active", "") and state(never_began) == ("ended", "unused")
 
 
 def test_the_grace_begins_when_slurm_keeps_it(alice: User, broker: FakeBroker, rules) -> None:
@@ -363,12 +363,12 @@ def test_a_booking_in_which_jobs_run_is_not_moved(alice: User, broker: FakeBroke
 
 def test_a_booking_makes_way_for_maintenance(alice: User, bob: User, broker: FakeBroker, rules) -> None:
     row = make(alice, 600, 700)
-    other = make(bob, 1200, 1300)
+    later = make(bob, 1200, 1300)
     broker.reservations["maint"] = reservation(row, name="maint", maintenance=True)
     reconcile(site_broker())
     row.refresh_from_db()
-    other.refresh_from_db()
-    assert (row.node_names, other.node_names) == (["n2"], ["n1"])
+    later.refresh_from_db()
+    assert (row.node_names, later.node_names) == (["n2"], ["n1"])
     broker.reservations["maint"] = reservation(row, name="maint", node_names=["n1", "n2"], maintenance=True)
     reconcile(site_broker())
     row.refresh_from_db()

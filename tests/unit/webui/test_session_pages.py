@@ -375,18 +375,18 @@ def test_several_sessions_lie_side_by_side(browser: Browser, ready: Session, bro
 
 @pytest.mark.parametrize("path", ["", "live/", "stop/"])
 def test_another_persons_session_does_not_exist_for_me(
-    other: Browser, ready: Session, broker: FakeBroker, hub: FakeHub, path: str
+    bobs_browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub, path: str
 ) -> None:
-    assert other.get(f"/sessions/s0123abcd/{path}").status_code == 404
-    assert "My run" not in other.get("/").content.decode()
-    assert "My run" not in other.get("/?again=s0123abcd").content.decode()
+    assert bobs_browser.get(f"/sessions/s0123abcd/{path}").status_code == 404
+    assert "My run" not in bobs_browser.get("/").content.decode()
+    assert "My run" not in bobs_browser.get("/?again=s0123abcd").content.decode()
 
 
 def test_another_persons_session_cannot_be_touched(
-    other: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
+    bobs_browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
 ) -> None:
     for action in ("stop", "extend", "again"):
-        assert other.send("/", f"{PAGE}{action}/", minutes="60").status_code == 404
+        assert bobs_browser.send("/", f"{PAGE}{action}/", minutes="60").status_code == 404
     assert the().state == "ready" and not hub.called("DELETE") and not broker.requests_of("extend")
     assert Session.objects.count() == 1
 

@@ -92,10 +92,10 @@ def test_a_form_sent_twice_starts_one_session(browser: Browser, broker: FakeBrok
 
 
 def test_a_name_that_is_another_persons_gives_a_fresh_one(
-    browser: Browser, other: Browser, broker: FakeBroker, hub: FakeHub
+    browser: Browser, bobs_browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
     start(browser)
-    assert start(other)["Location"] != "/sessions/s0123abcd/"
+    assert start(bobs_browser)["Location"] != "/sessions/s0123abcd/"
     assert Session.objects.filter(owner__username="bob").exclude(name="s0123abcd").count() == 1
 
 
@@ -481,7 +481,7 @@ def test_what_ended_while_the_portal_was_away_is_found_out(ready: Session, broke
 
 
 def test_jupyterlab_learns_whether_its_session_is_over_and_why(
-    browser: Browser, other: Browser, anonymous: Browser, ready: Session, broker: FakeBroker
+    browser: Browser, bobs_browser: Browser, anonymous: Browser, ready: Session, broker: FakeBroker
 ) -> None:
     address = f"/sessions/{NAME}/state/"
     assert browser.get(address).json()["over"] is False
@@ -492,7 +492,7 @@ def test_jupyterlab_learns_whether_its_session_is_over_and_why(
     token, fresh = state.pop("token"), state.pop("fresh")
     assert state == {"over": True, "state": "ended", "sentence": "Its time was over."}
     assert answer["Cache-Control"] == "no-store"
-    assert other.get(address).status_code == 404 and anonymous.get(address).status_code == 302
+    assert bobs_browser.get(address).status_code == 404 and anonymous.get(address).status_code == 302
     # With these JupyterLab's page starts it again, by a form of its own.
     started = browser.send_with(token, f"{PAGE}again/", name=fresh)
     assert (started.status_code, started["Location"]) == (302, f"/sessions/{fresh}/")

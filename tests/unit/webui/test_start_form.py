@@ -399,9 +399,9 @@ def test_what_few_need_is_behind_a_switch(browser: Browser, alice: User, broker:
     assert '<details class="more" open>' in again and 'name="cpus_per_node" value="2"' in again
 
 
-def test_the_answer_is_nobody_elses(browser: Browser, other: Browser, broker: FakeBroker) -> None:
+def test_the_answer_is_nobody_elses(browser: Browser, bobs_browser: Browser, broker: FakeBroker) -> None:
     estimate(browser)
-    estimate(other)
+    estimate(bobs_browser)
     assert [request.user for request in broker.requests_of("test")] == ["alice", "bob"]
 
 
@@ -445,7 +445,7 @@ def save(browser: Browser, **values: Any) -> str:
 
 
 def test_a_preset_is_saved_used_replaced_and_deleted(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker
 ) -> None:
     page = save(browser, title="Big <run>")
     assert "Big &lt;run&gt;" in page
@@ -454,8 +454,8 @@ def test_a_preset_is_saved_used_replaced_and_deleted(
     assert preset.options["nodes"] == 1 and preset.owner == alice
     page = browser.get(f"/?{preset.query}").content.decode()
     assert 'name="nodes" value="1"' in page and 'value="Big &lt;run&gt;"' in page
-    assert preset.name not in other.get("/").content.decode()
-    other.send("/", f"/sessions/presets/{preset.pk}/delete/")
+    assert preset.name not in bobs_browser.get("/").content.decode()
+    bobs_browser.send("/", f"/sessions/presets/{preset.pk}/delete/")
     assert Preset.objects.exists()
     browser.send("/", f"/sessions/presets/{preset.pk}/delete/")
     assert not Preset.objects.exists()

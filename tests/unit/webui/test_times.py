@@ -190,7 +190,7 @@ def clock(moment: datetime, zone: str) -> str:
 
 
 def test_calendar_and_mails_are_by_the_browsers_clocks(
-    browser: Browser, other: Browser, alice: User, booked: Booking
+    browser: Browser, bobs_browser: Browser, alice: User, booked: Booking
 ) -> None:
     browser.cookies["carme_zone"] = "Asia/Tokyo"
     page = words(browser.get("/bookings/"))
@@ -199,7 +199,7 @@ def test_calendar_and_mails_are_by_the_browsers_clocks(
     cells = BeautifulSoup(browser.get("/bookings/").content, "html.parser").select("a.free")
     assert str(cells[0]["data-start"]).endswith("+09:00")
     # Who comes next, from elsewhere, gets nothing of it.
-    assert "Times are in Europe/Berlin." in words(other.get("/bookings/"))
+    assert "Times are in Europe/Berlin." in words(bobs_browser.get("/bookings/"))
     # It is kept for mails, which no browser asks for.
     alice.refresh_from_db()
     assert alice.browser_zone == "Asia/Tokyo"

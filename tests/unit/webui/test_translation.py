@@ -102,8 +102,8 @@ def test_pages_are_german_where_the_browser_requests_it(
     text = german.content.decode()
     assert '<html lang="de">' in text and "Zum Inhalt springen" in text and "Abmelden" in text
     assert german["Content-Language"] == "de" and "Accept-Language" in german["Vary"]
-    other = browser.get(page, headers={"accept-language": "fr"}).content.decode()
-    assert '<html lang="en">' in other and "Skip to the content" in other
+    french = browser.get(page, headers={"accept-language": "fr"}).content.decode()
+    assert '<html lang="en">' in french and "Skip to the content" in french
 
 
 def test_a_users_choice_comes_before_the_browsers_and_reaches_mails(browser: Browser, alice: User) -> None:
@@ -161,5 +161,5 @@ def _texts(compiled: IO[bytes]) -> dict[str | tuple[str, int], str]:
 def test_a_stored_sentence_that_cannot_be_filled_in_is_shown_in_english() -> None:
     field = SentenceField()
     assert field.from_db_value('{"message": {"text": "As it was.", "template": ""}}') == "As it was."
-    for other in ('{"message": 1}', '{"message": {"text": 1}}', '{"message": no'):
-        assert field.from_db_value(other) == other
+    for stored in ('{"message": 1}', '{"message": {"text": 1}}', '{"message": no'):
+        assert field.from_db_value(stored) == stored

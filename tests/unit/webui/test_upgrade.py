@@ -178,8 +178,8 @@ def upgraded(transactional_db: None) -> Iterator[None]:
     latest = MigrationExecutor(connection).loader.graph.leaf_nodes()
     labels = own_labels()
     try:
-        others = [node for node in latest if node[0] not in labels]
-        fill(migrate([*others, *((label, "0001_initial") for label in labels)]))
+        foreign = [node for node in latest if node[0] not in labels]
+        fill(migrate([*foreign, *((label, "0001_initial") for label in labels)]))
         migrate(latest)
         yield
     finally:

@@ -115,8 +115,8 @@ def a_life(alice: User, bob: User, root: User, broker: FakeBroker, settings) -> 
     project = services.create(root, "vision", "Computer vision", alice, site_broker())
     Membership.objects.create(project=project, user=bob)
     Invitation.objects.create(project=project, user=root, by=alice)
-    other = Project.objects.create(name="speech", title="Speech")
-    Invitation.objects.create(pk=7, project=other, user=alice, by=root)
+    speech = Project.objects.create(name="speech", title="Speech")
+    Invitation.objects.create(pk=7, project=speech, user=alice, by=root)
     Job.store([broker.put(make_job(7, kind="batch", started=NOW)), broker.put(make_job(8, state="FAILED"))])
     broker.logs[7] = b"epoch 1\n"
     options = SessionOptions(image="torch", minutes=60, title="Mine")

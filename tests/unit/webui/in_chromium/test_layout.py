@@ -47,7 +47,7 @@ def test_signs_of_a_legend_stand_beside_their_own_words(page: Page) -> None:
     expect(page.locator("p.legend")).to_contain_text("waits for approval")
     distances = page.evaluate(DISTANCES)
     assert len(distances) > 3
-    assert all(2 * own < other for own, other in distances), distances
+    assert all(2 * own < next_sign for own, next_sign in distances), distances
 
 
 def test_chevrons_stand_on_the_line_of_their_words(page: Page) -> None:
