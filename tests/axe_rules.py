@@ -20,4 +20,4 @@ FIND = """async ([rules, include]) =>
 
 def readable(found: list[dict[str, Any]]) -> list[str]:
     """Each finding in one line: the rule, and the first place."""
-    return [f"{one['id']} ({one['help']}): {one['nodes'][0]['html'][:200]}" for one in found]
+    return [f"{finding['id']} ({finding['help']}): {finding['nodes'][0]['html'][:200]}" for finding in found]

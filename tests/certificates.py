@@ -12,7 +12,7 @@ def self_signed(host: str, days: int = 1) -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
     now = datetime.now(UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -26,4 +26,4 @@ def self_signed(host: str, days: int = 1) -> tuple[bytes, bytes]:
     )
     plain = serialization.NoEncryption()
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    return made.public_bytes(serialization.Encoding.PEM), pem
+    return certificate.public_bytes(serialization.Encoding.PEM), pem

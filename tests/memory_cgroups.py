@@ -53,7 +53,7 @@ def cgroup() -> Iterator[MemoryCgroup]:
     """A new one; where the machine allows none the test is skipped."""
     with contextlib.ExitStack() as stack:
         try:
-            made = stack.enter_context(memory_cgroup())
+            group = stack.enter_context(memory_cgroup())
         except OSError as error:
             pytest.skip(f"no memory cgroup can be made here: {error}")
-        yield made
+        yield group

@@ -233,9 +233,9 @@ def machine(folder: Path) -> Iterator[Machine]:
             port = _forwarded(control, process)
             to_agent.settimeout(_PATIENCE)
             to_agent.connect(str(agent))
-            made = Machine(to_agent, port, reader)
-            made._ask("guest-ping")
-            yield made
+            machine = Machine(to_agent, port, reader)
+            machine._ask("guest-ping")
+            yield machine
     finally:
         process.terminate()
         process.wait(60)

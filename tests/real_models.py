@@ -101,13 +101,13 @@ def _reseed(graph: Any) -> None:
         if array.dtype != np.float32 or array.size < 2:
             continue
         if tensor.name in fixed:
-            made = np.abs(1 + 0.1 * chance.standard_normal(array.shape)).astype(np.float32)
+            values = np.abs(1 + 0.1 * chance.standard_normal(array.shape)).astype(np.float32)
         elif array.ndim == 1 or array.size == array.shape[0]:
-            made = (0.5 + 0.1 * chance.standard_normal(array.shape)).astype(np.float32)
+            values = (0.5 + 0.1 * chance.standard_normal(array.shape)).astype(np.float32)
         else:
             scale = np.float32((1 / np.prod(array.shape[1:])) ** 0.5)
-            made = chance.standard_normal(array.shape, dtype=np.float32) * scale
-        tensor.CopyFrom(numpy_helper.from_array(made, tensor.name))
+            values = chance.standard_normal(array.shape, dtype=np.float32) * scale
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
 def expected(model: "carme_onnx.Model", inputs: dict[str, Any], scratch: Path) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def postgresql(folder: Path, *settings: str) -> Iterator[str]:
         os.chown(data, account.pw_uid, account.pw_gid)
         folder.chmod(0o755)
         who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": [], "cwd": data}
-    made = [
+    initialize = [
         programs / "initdb",
         "-D",
         data / "data",
@@ -142,7 +142,7 @@ def postgresql(folder: Path, *settings: str) -> Iterator[str]:
         "-E",
         "UTF8",
     ]
-    subprocess.run(made, check=True, stdout=subprocess.DEVNULL, **who)
+    subprocess.run(initialize, check=True, stdout=subprocess.DEVNULL, **who)
     options = ["-c", "listen_addresses=", "-k", data, "-c", "max_connections=100"]
     options += [word for setting in settings for word in ("-c", setting)]
     server = subprocess.Popen(

@@ -67,8 +67,8 @@ class Provider:
 
         first = ThreadingHTTPServer((addresses[0], port), Handler)
         self.port = first.server_port
-        others = [ThreadingHTTPServer((address, self.port), Handler) for address in addresses[1:]]
-        self._servers = [first, *others]
+        further = [ThreadingHTTPServer((address, self.port), Handler) for address in addresses[1:]]
+        self._servers = [first, *further]
         self.issuer = f"http://{addresses[0]}:{self.port}"
         for server in self._servers:
             threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

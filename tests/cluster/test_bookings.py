@@ -57,7 +57,7 @@ def no_booking_left(demo: DemoSite) -> Iterator[None]:
 @pytest.mark.alone
 @pytest.mark.usefixtures("no_booking_left")
 def test_a_booking_is_its_owners_made_again_when_lost_and_given_back(demo: DemoSite) -> None:
-    with demo.visitor("user1") as owner, demo.visitor("user2") as other:
+    with demo.visitor("user1") as owner, demo.visitor("user2") as visitor:
         name = booked(send_now(demo, owner))
         line = wait_until(
             "it has begun",
@@ -68,10 +68,10 @@ def test_a_booking_is_its_owners_made_again_when_lost_and_given_back(demo: DemoS
         assert node is not None
 
         # Half of the demo's GPUs is one node: a second booking is refused, with the nearest free times.
-        answer = send_now(demo, other)
+        answer = send_now(demo, visitor)
         assert answer.status_code == 422 and "may be booked at a time" in answer.text
         assert 'name="slot"' in answer.text
-        assert other.fetch(f"{other.url}bookings/{name}/").status_code == 404
+        assert visitor.fetch(f"{visitor.url}bookings/{name}/").status_code == 404
 
         # Nobody else's jobs start on that node, the owner's do.
         refused = demo.carme(

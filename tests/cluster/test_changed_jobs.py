@@ -161,5 +161,5 @@ def test_a_job_that_waits_says_what_it_requested_and_what_is_missing(demo: DemoS
     assert job.gpus == 2
     assert "1 GPU must become free on n" in job.explanation
     assert any(f"in use by your job {number}" in job.explanation for number in first)
-    other = demo.sbatch("--gpus-per-task=2", "--ntasks=1")
-    assert seen(demo, other, running=False).gpus == 2
+    second_job = demo.sbatch("--gpus-per-task=2", "--ntasks=1")
+    assert seen(demo, second_job, running=False).gpus == 2

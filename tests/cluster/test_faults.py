@@ -162,13 +162,13 @@ def test_a_rank_that_fails_ends_the_run_on_all_nodes_with_its_traceback(demo: De
 
 
 def test_a_session_belongs_to_its_owner_alone(demo: DemoSite) -> None:
-    with demo.visitor("user1") as owner, demo.visitor("user2") as other:
+    with demo.visitor("user1") as owner, demo.visitor("user2") as visitor:
         name = owner.start(START | {"gpus_per_node": "0"})
         owner.wait(name, "ready", timeout=HANG)
         server = owner.open(name)
-        other.http.get(f"{demo.url}/jupyter/hub/home")
-        assert other.http.get(f"{server}api/contents").status_code == 403
-        assert other.http.get(f"{demo.url}/sessions/{name}/").status_code == 404
+        visitor.http.get(f"{demo.url}/jupyter/hub/home")
+        assert visitor.http.get(f"{server}api/contents").status_code == 403
+        assert visitor.http.get(f"{demo.url}/sessions/{name}/").status_code == 404
         job = demo.job_of(name)["id"]
         assert demo.carme("cancel", str(job), user="user2", check=False).returncode == 1
         assert demo.carme("logs", str(job), user="user2", check=False).returncode == 1

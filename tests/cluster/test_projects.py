@@ -64,19 +64,19 @@ def no_project_left(demo: DemoSite) -> Iterator[None]:
 @pytest.mark.alone
 @pytest.mark.usefixtures("no_project_left")
 def test_slurm_enforces_what_the_portal_says_of_a_project(demo: DemoSite) -> None:
-    with demo.visitor("admin") as admin, demo.visitor("user1") as manager, demo.visitor("user2") as other:
+    with demo.visitor("admin") as admin, demo.visitor("user1") as manager, demo.visitor("user2") as member:
         send(admin, "projects/new/", "projects/new/", name=NAME, title="Cluster test", manager="user1")
         send(admin, f"{PAGE}limits/", f"{PAGE}limits/", gpus="1", jobs="1")
         members_are(demo, "user1")
         assert submit(demo, "user2").returncode != 0, "who is not a member runs nothing"
-        assert other.fetch(f"{other.url}{PAGE}").status_code == 404
+        assert member.fetch(f"{member.url}{PAGE}").status_code == 404
 
         send(manager, PAGE, PAGE, user="user2")
         assert members(demo) == {"user1"}, "nobody is a member who has not agreed"
-        shown = other.fetch(f"{other.url}projects/")
+        shown = member.fetch(f"{member.url}projects/")
         form = BeautifulSoup(shown.text, "html.parser").select_one('form[action^="/projects/invitations/"]')
         assert form is not None
-        other.send(shown, form, {"answer": "yes"})
+        member.send(shown, form, {"answer": "yes"})
         members_are(demo, "user1", "user2")
 
         # Two GPUs are more than the project may use at a time; one is not, but then it has one job already.
@@ -89,7 +89,7 @@ def test_slurm_enforces_what_the_portal_says_of_a_project(demo: DemoSite) -> Non
         send(manager, PAGE, f"{PAGE}members/user2/", do="remove")
         members_are(demo, "user1")
         assert submit(demo, "user2").returncode != 0, "who was taken out runs nothing"
-        assert other.fetch(f"{other.url}{PAGE}").status_code == 404
+        assert member.fetch(f"{member.url}{PAGE}").status_code == 404
 
 
 def wait_for_reason(demo: DemoSite, submitted: Any) -> str:

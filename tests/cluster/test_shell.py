@@ -80,8 +80,8 @@ def a_terminal_in_a_session(demo: DemoSite, session: str) -> None:
     )
     image, first = inside.stdout.split()
     assert image == "base.sif"
-    other = demo.carme("session", "shell", "--node", "1", session, "--", "sh", "-c", "echo $SLURMD_NODENAME")
-    assert {first, other.stdout.strip()} == {"n1", "n2"}
+    second = demo.carme("session", "shell", "--node", "1", session, "--", "sh", "-c", "echo $SLURMD_NODENAME")
+    assert {first, second.stdout.strip()} == {"n1", "n2"}
     assert demo.carme("session", "shell", session, "--", "cat", data="piped\n").stdout == "piped\n"
 
 

@@ -75,11 +75,11 @@ def costs(page: Page) -> float:
 def again_until(page: Page, address: str, what: str, holds: Callable[[], bool], timeout: float) -> None:
     """Open a page anew until something holds; pages of bookings show what was true when they were made."""
 
-    def look() -> bool:
+    def reload() -> bool:
         page.goto(address)
         return holds()
 
-    wait_until(what, look, timeout)
+    wait_until(what, reload, timeout)
 
 
 def delete(page: Page, name: str) -> None:

@@ -158,9 +158,9 @@ def test_a_booking_finds_its_data_when_it_begins(demo: DemoSite) -> None:
 
             def brought() -> Job | None:
                 """The job that brings its data, when it is over."""
-                for one in map(Job.model_validate, demo.carme_json("jobs", "--history")):
-                    if one.name.startswith(f"stage-{name.removeprefix('carme-')}-") and one.is_over:
-                        return one
+                for job in map(Job.model_validate, demo.carme_json("jobs", "--history")):
+                    if job.name.startswith(f"stage-{name.removeprefix('carme-')}-") and job.is_over:
+                        return job
                 return None
 
             job = wait_until("its data is there", brought, timeout=2 * HANG)
@@ -168,7 +168,7 @@ def test_a_booking_finds_its_data_when_it_begins(demo: DemoSite) -> None:
             assert int(demo.run("head", "date", "+%s").stdout) < begins
             session = wait_until("its session is there", lambda: session_of(owner, name), timeout=2 * HANG)
             owner.wait(session, "ready", timeout=HANG)
-            (running,) = [one for one in demo.carme_json("jobs") if one["name"] == f"session-{session}"]
+            (running,) = [each for each in demo.carme_json("jobs") if each["name"] == f"session-{session}"]
             assert running["node_list"] == job.node_list
             assert f"{NAME}: it was there already" in demo.carme("logs", str(running["id"])).stdout
         finally:

@@ -15,7 +15,7 @@ from faults.plan import NODE, PHASES, Fault
 from faults.views import View, Views
 from patience import HANG
 
-USER, OTHER = "user1", "user2"
+USER, BLOCKING_USER = "user1", "user2"
 #: Seconds for which all must have agreed.
 STEADY = 2.0
 
@@ -52,7 +52,7 @@ class Batch:
             *("head", "sbatch", "--nodelist=n2", "--gres=gpu:4", "--cpus-per-task=8", "--mem=16000"),
             *("--time=120", "--job-name=blocker", "--output=/dev/null", "--chdir=/tmp"),
             "--wrap=exec sleep 7200",
-            user=OTHER,
+            user=BLOCKING_USER,
         )
         self._await_slurm("blocker", "RUNNING")
         visitor = self.views.visitor

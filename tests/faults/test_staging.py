@@ -116,15 +116,15 @@ def test_a_node_that_is_killed_while_data_comes(demo: DemoSite, source: str) -> 
     assert " AvailableFeatures=carme_" not in demo.run("head", "scontrol", "-o", "show", "node", node).stdout
     assert not demo.run(node, "ls", JOBS).stdout.strip()
 
-    other = "n2" if node == "n1" else "n1"
-    demo.run("head", "scontrol", "update", f"NodeName={other}", "State=DRAIN", "Reason=test")
+    other_node = "n2" if node == "n1" else "n1"
+    demo.run("head", "scontrol", "update", f"NodeName={other_node}", "State=DRAIN", "Reason=test")
     try:
         again = _submit(
             demo, "--stage", SOURCE, "--", "sh", "-c", DIGEST.format("$CARME_DATA/staging-faults")
         )
         wait_until("the next job is over", lambda: not _active(demo, again), timeout=HANG)
     finally:
-        demo.run("head", "scontrol", "update", f"NodeName={other}", "State=RESUME")
+        demo.run("head", "scontrol", "update", f"NodeName={other_node}", "State=RESUME")
     # It went on with what had been there, and that is what was copied, byte by byte.
     assert source in demo.carme("logs", str(again)).stdout
 

@@ -67,5 +67,5 @@ def test_jupyterlab_and_the_job_s_page_show_curves_and_advice(
     expect_use(page.locator("#use"))
 
     # Nobody else sees it.
-    with demo.visitor("user2") as other:
-        assert other.fetch(f"{other.url}jobs/{job}/use/").status_code == 404
+    with demo.visitor("user2") as visitor:
+        assert visitor.fetch(f"{visitor.url}jobs/{job}/use/").status_code == 404

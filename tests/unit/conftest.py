@@ -96,8 +96,8 @@ def _modules_of(module: types.ModuleType) -> tuple[types.ModuleType, ...]:
     """The module, and those of ours that it has something from."""
     names = {getattr(value, "__module__", None) for value in vars(module).values()}
     imported = {value.__name__ for value in vars(module).values() if isinstance(value, types.ModuleType)}
-    ours = {name for name in names | imported if isinstance(name, str) and name.startswith("carme")}
-    return module, *(sys.modules[name] for name in sorted(ours) if name in sys.modules)
+    own_modules = {name for name in names | imported if isinstance(name, str) and name.startswith("carme")}
+    return module, *(sys.modules[name] for name in sorted(own_modules) if name in sys.modules)
 
 
 def _is_table(name: str, value: object) -> bool:

@@ -97,6 +97,20 @@ def test_of_a_folder_that_has_some_of_the_words_the_rest_is_refused(
     assert found.startswith("tests/native/a.py:2: 'made'")
 
 
+def test_of_a_file_in_several_cleared_folders_the_innermost_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_names, "CLEARED", {"tests": {"made", "one"}, "tests/gpu": {"one"}})
+    for file in ("tests/a.py", "tests/gpu/a.py", "tests/gpus.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("made = 1\n")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(check_names, "ROOT", tmp_path)
+    found = [place.partition(":")[0] for place in check_names.found_variables()]
+    assert found == ["tests/a.py", "tests/gpus.py"]
+
+
 def test_what_may_stay_is_there() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=check_names.ROOT, check=True, capture_output=True, text=True

@@ -152,7 +152,7 @@ def test_wheels_of_all_parts_are_built(tree: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(subprocess, "run", note)
     assert run(tree, "--wheels-only", str(tmp_path / "out")) == 0
     assert [word for word in ran[0] if word.startswith(str(tree))] == [
-        str(tree / one) for one in RELEASE["PARTS"]
+        str(tree / part) for part in RELEASE["PARTS"]
     ]
 
 

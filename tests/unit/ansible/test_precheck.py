@@ -445,8 +445,8 @@ def test_a_limited_run_knows_the_addresses_of_the_others(
     playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path, limit: str, left_out: str
 ) -> None:
     play = tmp_path / "look.yml"
-    other = f"hostvars['{left_out}']"
-    known = f"[{other}.precheck_node_address | default('-'), {other}.ansible_facts.keys() | list]"
+    facts = f"hostvars['{left_out}']"
+    known = f"[{facts}.precheck_node_address | default('-'), {facts}.ansible_facts.keys() | list]"
     precheck_play = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
     play.write_text(
         json.dumps([precheck_play, {"hosts": limit, "gather_facts": False, "tasks": [show(known)]}])

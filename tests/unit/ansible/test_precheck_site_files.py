@@ -35,8 +35,8 @@ def test_an_nginx_with_other_sites_keeps_its_configuration(tmp_path: Path) -> No
     (tmp_path / "sites-enabled/carme").write_text("# Written by Ansible (role reverse_proxy)\n")
     assert not precheck.other_sites([], tmp_path), "neither the welcome page nor ours is the site's"
     (tmp_path / "sites-enabled/intranet").write_text("server { listen 8080; }\n")
-    (other,) = precheck.other_sites([], tmp_path)
-    assert other.name == "intranet"
+    (intranet,) = precheck.other_sites([], tmp_path)
+    assert intranet.name == "intranet"
     assert precheck.connections({"site_files": []}, tmp_path)
     wanted = {"site_files": [str(tmp_path / "nginx.conf")], "connections": 16384}
     with pytest.raises(precheck.Problem) as caught:

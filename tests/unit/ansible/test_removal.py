@@ -21,7 +21,7 @@ TABLE: dict[str, Any] = yaml.safe_load((ROLES / "removal/vars/main.yml").read_te
 #: They make what hosts share, which stays: mounts, BeeGFS, users of the site.
 SHARED = {"storage", "beegfs", "users", "removal"}
 #: Named by the site, or only while a role runs.
-OTHERS = ("/etc/apt/sources.list.d/", "/etc/apt/preferences.d/", "/var/log/carme/validation.json")
+UNLISTED = ("/etc/apt/sources.list.d/", "/etc/apt/preferences.d/", "/var/log/carme/validation.json")
 
 
 def variables() -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_every_file_that_a_role_makes_is_named(role: Path) -> None:
     missing = [
         path
         for path in created_paths(role)
-        if path.startswith("/") and not is_below(path.rstrip("/"), named()) and not path.startswith(OTHERS)
+        if path.startswith("/") and not is_below(path.rstrip("/"), named()) and not path.startswith(UNLISTED)
     ]
     assert missing == []
 
@@ -239,18 +239,18 @@ def restore(*paths: Path) -> list[str]:
 
 
 def test_the_oldest_backup_comes_back(tmp_path: Path) -> None:
-    changed, other = tmp_path / "nginx.conf", tmp_path / "redis.conf"
+    changed, unchanged = tmp_path / "nginx.conf", tmp_path / "redis.conf"
     changed.write_text("ours, changed twice")
     Path(f"{changed}.4711.2026-11-02@10:00:00~").write_text("ours")
     Path(f"{changed}.99.2026-11-01@10:00:00~").write_text("the site's")
     Path(f"{changed}.99.2026-11-01@10:00:00~").chmod(0o640)
     (tmp_path / "nginx.conf.old~").write_text("an editor's")
-    other.write_text("never changed")
-    assert restore(changed, other, tmp_path / "missing") == [str(changed)]
+    unchanged.write_text("never changed")
+    assert restore(changed, unchanged, tmp_path / "missing") == [str(changed)]
     assert changed.read_text() == "the site's" and changed.stat().st_mode & 0o777 == 0o640
-    assert other.read_text() == "never changed"
+    assert unchanged.read_text() == "never changed"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["nginx.conf", "nginx.conf.old~", "redis.conf"]
-    assert restore(changed, other) == []
+    assert restore(changed, unchanged) == []
 
 
 def run_with_mounts(folder: Path, command: str, **environment: str) -> subprocess.CompletedProcess[str]:

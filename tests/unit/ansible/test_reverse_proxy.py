@@ -209,12 +209,12 @@ async def test_an_answer_may_take_long(door: Door) -> None:
 
 
 async def test_events_may_be_far_between(door: Door) -> None:
-    async def heard(path: str) -> list[bytes]:
+    async def events(path: str) -> list[bytes]:
         async with door.browser.get(door.at(path)) as reply:
             return [await reply.content.readany(), await reply.read()]
 
     paths = [f"{NOTEBOOK}/events", "/events", "/jupyter/hub/events"]
-    assert await asyncio.gather(*map(heard, paths)) == [[b"data: first\n\n", b"data: last\n\n"]] * len(paths)
+    assert await asyncio.gather(*map(events, paths)) == [[b"data: first\n\n", b"data: last\n\n"]] * len(paths)
 
 
 async def test_a_channel_may_be_silent_and_its_messages_large(door: Door) -> None:

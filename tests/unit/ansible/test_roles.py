@@ -37,9 +37,9 @@ def test_every_variable_is_specified_and_every_specified_variable_has_a_default(
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_every_variable_has_an_effect(role: Path) -> None:
-    others = [path for path in (ANSIBLE / "roles").rglob("*") if path.suffix in (".yml", ".j2")]
-    used = "".join(path.read_text() for path in others if path.parent.name not in ("defaults", "meta"))
-    defined = "".join((other / "defaults/main.yml").read_text() for other in ROLES if defaults(other))
+    files = [path for path in (ANSIBLE / "roles").rglob("*") if path.suffix in (".yml", ".j2")]
+    used = "".join(path.read_text() for path in files if path.parent.name not in ("defaults", "meta"))
+    defined = "".join((each / "defaults/main.yml").read_text() for each in ROLES if defaults(each))
     unused = [name for name in defaults(role) if name not in used and defined.count(name) < 2]
     assert unused == []
 
@@ -232,7 +232,7 @@ def test_a_run_that_made_postgresqls_account_alone_is_gone_on_with() -> None:
     """PostgreSQL's account and database are each made where they are missing, not one with the other."""
     tasks = yaml.safe_load((ANSIBLE / "roles/postgresql/tasks/main.yml").read_text())
     environment = Environment(autoescape=False)
-    ours = ["carme-portal"]
+    present = ["carme-portal"]
     created = {}
     for task in tasks:
         argv = task.get("ansible.builtin.command", {}).get("argv", [])
@@ -246,7 +246,7 @@ def test_a_run_that_made_postgresqls_account_alone_is_gone_on_with() -> None:
                         postgresql_databases={"stdout_lines": databases},
                     )
                 )
-                for accounts, databases in (([], []), (ours, []), (ours, ours))
+                for accounts, databases in (([], []), (present, []), (present, present))
             ]
     assert created == {"createuser": [True, False, False], "createdb": [True, True, False]}
 

@@ -52,9 +52,10 @@ def test_it_says_what_prometheus_own_writer_says(registry: CollectorRegistry):
     metrics = list(registry.collect())
     for metric in metrics:
         metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-    ours = text(metrics).decode()
-    assert without_created(ours) == without_created(generate_latest(registry).decode())
-    assert "carme_fake" in ours and not [line for line in ours.splitlines() if line.startswith("carme_fake")]
+    written = text(metrics).decode()
+    assert without_created(written) == without_created(generate_latest(registry).decode())
+    assert "carme_fake" in written
+    assert not any(line.startswith("carme_fake") for line in written.splitlines())
 
 
 def test_what_is_no_text_is_written_as_such():

@@ -37,12 +37,12 @@ class Node:
         if process != "self" and os.geteuid() == 0:
             os.chown(file.parents[1], USER, -1)
 
-    def shares(self, process: int, other: int | str) -> None:
+    def shares(self, process: int, owner: int | str) -> None:
         """A process in another's namespace."""
         file = self.folder / f"proc/{process}/net/dev"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
-        file.hardlink_to(self.folder / f"proc/{other}/net/dev")
+        file.hardlink_to(self.folder / f"proc/{owner}/net/dev")
         if os.geteuid() == 0:
             os.chown(file.parents[1], USER, -1)
 

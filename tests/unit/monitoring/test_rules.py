@@ -28,7 +28,7 @@ GPU = 'jobid="7",user="ada",node="n1",gpu="{}",uuid="GPU-{}"'
 GPU_0, GPU_1 = GPU.format(0, 0), GPU.format(1, 1)
 JOB = 'jobid="7",user="ada",node="n1"'
 BUSY = f"carme_job_gpu_utilization_ratio{{{GPU_0}}}"
-OTHER = f"carme_job_gpu_utilization_ratio{{{GPU_1}}}"
+SECOND = f"carme_job_gpu_utilization_ratio{{{GPU_1}}}"
 CPU = f'carme_job_cpu_seconds_total{{{JOB},mode="user"}}'
 CPUS = f"carme_job_cpus{{{JOB}}}"
 TRAINED = f'carme_training_seconds_total{{{JOB},rank="0"}}'
@@ -62,14 +62,14 @@ CASES: list[Case] = [
     ("never used", {BUSY: "0x90"}, "70m", {"CarmeGpuNeverUsed"}),
     ("not yet an hour", {BUSY: "0x90"}, "50m", set()),
     ("used at the beginning", {BUSY: "1x20 0x70"}, "60m", set()),
-    ("one of two idle", {BUSY: "0.9x90", OTHER: "0x90"}, "70m", {"CarmeGpuNeverUsed", "CarmeGpusUneven"}),
+    ("one of two idle", {BUSY: "0.9x90", SECOND: "0x90"}, "70m", {"CarmeGpuNeverUsed", "CarmeGpusUneven"}),
     ("exempt", {BUSY: "0x90", EXEMPT: "1x90"}, "70m", set()),
     ("another is exempt", {BUSY: "0x90", BOB: "1x90"}, "70m", {"CarmeGpuNeverUsed"}),
     ("a burst a day", {f"5m:{BUSY}": BURSTS}, "47h", {"CarmeGpuIdle", "CarmeGpuNeverUsed"}),
     ("an idle week", {f"5m:{BUSY}": MORNINGS}, "194h", {"CarmeGpuIdle"}),
     ("a day of work with pauses", {f"5m:{BUSY}": " ".join(["0.8x5 0x5"] * 40)}, "30h", set()),
-    ("even ranks", {BUSY: "0.9x90", OTHER: "0.8x90"}, "70m", set()),
-    ("uneven ranks", {BUSY: "0.95x90", OTHER: "0.2x90"}, "70m", {"CarmeGpusUneven"}),
+    ("even ranks", {BUSY: "0.9x90", SECOND: "0.8x90"}, "70m", set()),
+    ("uneven ranks", {BUSY: "0.95x90", SECOND: "0.2x90"}, "70m", {"CarmeGpusUneven"}),
     ("loader", {BUSY: "0.3x90", CPU: "0+240x90", CPUS: "4x90"}, "70m", {"CarmeLoaderBound"}),
     ("busy GPUs and processors", {BUSY: "0.9x90", CPU: "0+240x90", CPUS: "4x90"}, "70m", set()),
     ("idle processors", {BUSY: "0.3x90", CPU: "0+60x90", CPUS: "4x90"}, "70m", set()),

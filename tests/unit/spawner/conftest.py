@@ -185,13 +185,13 @@ class Site:
         model = (await self.api("GET", f"users/{user}")).json()
         return model["servers"].get(name)
 
-    async def events(self, heard: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    async def events(self, received: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
         """All progress events of ada's session s1 until its start has succeeded or failed.
 
         Args:
             heard: Gets each as it comes.
         """
-        found = [] if heard is None else heard
+        found = [] if received is None else received
         url = f"{self.settings.hub.listen}{self.settings.hub.base_path}hub/api/users/ada/servers/s1/progress"
         headers = {"Authorization": f"token {TOKEN}"}
         async with (

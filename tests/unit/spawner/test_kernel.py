@@ -31,11 +31,11 @@ def run(client: BlockingKernelClient, code: str) -> str:
     """What a cell prints."""
     printed: list[str] = []
 
-    def heard(message: dict) -> None:
+    def collect(message: dict) -> None:
         if message["msg_type"] == "stream":
             printed.append(message["content"]["text"])
 
-    reply = client.execute_interactive(code, output_hook=heard, timeout=HANG)
+    reply = client.execute_interactive(code, output_hook=collect, timeout=HANG)
     assert reply["content"]["status"] == "ok", reply["content"]
     return "".join(printed)
 

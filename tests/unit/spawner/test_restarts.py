@@ -235,12 +235,12 @@ async def test_a_session_whose_number_is_another_jobs_ends_and_leaves_that_alone
     assert {session for _, session in site.broker.meant} == {"s1"}
 
 
-@pytest.mark.parametrize("heard", ["before", "after"])
-async def test_a_session_that_slurm_put_back_into_the_queue_ends(site: Site, heard: str) -> None:
+@pytest.mark.parametrize("report", ["before", "after"])
+async def test_a_session_that_slurm_put_back_into_the_queue_ends(site: Site, report: str) -> None:
     site.broker.hearing.clear()
     await site.start()
     await eventually(site.is_ready, "the server is ready")
-    if heard == "before":
+    if report == "before":
         site.broker.hearing.set()
         await eventually(
             lambda: site.broker.session(100).state is SessionState.READY, "the broker has heard of it"

@@ -158,12 +158,12 @@ async def test_a_queued_session_says_so_and_can_be_given_up(site: Site) -> None:
     await site.start("s0", "bob")
     response = await site.start()
     assert response.status_code == 202
-    heard: list[dict[str, Any]] = []
-    reading = asyncio.create_task(site.events(heard))
+    received: list[dict[str, Any]] = []
+    reading = asyncio.create_task(site.events(received))
     server = await site.server()
     assert server and server["pending"] == "spawn"
     await eventually(
-        lambda: any("waits for" in event["message"] for event in heard), "the page says that it waits"
+        lambda: any("waits for" in event["message"] for event in received), "the page says that it waits"
     )
     assert (await site.api("DELETE", "users/ada/servers/s1")).status_code in (202, 204)
     await eventually(lambda: site.broker.cancelled == [101], "the job is cancelled")

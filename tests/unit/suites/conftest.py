@@ -78,8 +78,8 @@ def variables(tmp_path: Path) -> dict[str, str]:
         for entry in debian.CACHE.iterdir():
             if not (cache / entry.name).exists():
                 (cache / entry.name).symlink_to(entry)
-    ours = {"CARME_BESIDE", "CARME_RESULTS"}
-    others = {name: value for name, value in os.environ.items() if name not in ours}
+    outer = {"CARME_BESIDE", "CARME_RESULTS"}
+    inherited = {name: value for name, value in os.environ.items() if name not in outer}
     # What a preparation could not have before us is left out, not tried again by each command.
     without_apt = tmp_path / "without-apt"
     without_apt.mkdir()
@@ -89,7 +89,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin -p pytest_timeout"}
     # Half of what is left would be that of further processes, which the test of a signal has.
     own = {"CARME_PROCESSES": "0", "XDG_CACHE_HOME": str(cache.parent)}
-    return others | plugins | own | {"PATH": f"{without_apt}:{others['PATH']}"}
+    return inherited | plugins | own | {"PATH": f"{without_apt}:{inherited['PATH']}"}
 
 
 @pytest.fixture

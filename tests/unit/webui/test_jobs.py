@@ -491,9 +491,8 @@ def test_nobody_touches_anothers_job(bobs_browser: Browser, broker: FakeBroker, 
     broker.logs[1] = b"secret"
     token = bobs_browser.token("/jobs/submit/")
     sends = path in ("cancel", "extend", "resubmit")
-    answer = (
-        bobs_browser.send_with(token, f"/jobs/1/{path}/") if sends else bobs_browser.get(f"/jobs/1/{path}/")
-    )
+    address = f"/jobs/1/{path}/"
+    answer = bobs_browser.send_with(token, address) if sends else bobs_browser.get(address)
     assert answer.status_code == 404
     assert (
         not broker.requests_of("cancel")

@@ -360,9 +360,8 @@ def test_a_large_cluster_is_written_once_for_all_readers_and_nobody_sees_another
     for _ in range(2):
         answers = [who.ask("get", "cluster") for who in (program, bobs_program)]
         hers, his = (Overview.model_validate_json(answer.content) for answer in answers)
-        assert {partition.name for partition in hers.partitions} - {
-            partition.name for partition in his.partitions
-        } == {"mine"}
+        names, known = ({partition.name for partition in each.partitions} for each in (hers, his))
+        assert names - known == {"mine"}
         assert hers.nodes == his.nodes == broker.cluster.nodes and hers.gpus == his.gpus
         assert hers.taken == his.taken
     assert written == [3]
@@ -450,12 +449,9 @@ def test_what_only_one_may_start_in_is_in_no_other_form(
 
 
 def test_one_form_is_made_for_all_of_whom_it_is_true(
-    browser: Browser,
-    bobs_browser: Browser,
-    broker: FakeBroker,
-    remembering: None,
+    browser: Browser, bobs_browser: Browser, broker: FakeBroker, remembering: None,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     created: list[str | None] = []
     make = StartForm._rendered
     monkeypatch.setattr(
@@ -547,9 +543,8 @@ def test_the_calendar_shows_nobody_what_is_anothers(
             assert table.count("<tr>") == 2
     hers.users = ["bob"]
     hers.save()
-    assert "Her &lt;plan&gt;" in page(bobs_browser, "/bookings/") and 'class="shared"' in page(
-        bobs_browser, "/bookings/"
-    )
+    calendar = page(bobs_browser, "/bookings/")
+    assert "Her &lt;plan&gt;" in calendar and 'class="shared"' in calendar
 
 
 def test_changes_of_bookings_are_in_everybodys_calendar_at_once(
@@ -562,9 +557,8 @@ def test_changes_of_bookings_are_in_everybodys_calendar_at_once(
     hers = booked(alice, "n1", "plan")
     assert (taken(browser), taken(bobs_browser)) == (1, 1)
     requested = booked(alice, "n2", "wanted", state="requested")
-    assert (taken(browser), taken(bobs_browser)) == (2, 2) and 'class="requested"' in page(
-        bobs_browser, "/bookings/"
-    )
+    assert (taken(browser), taken(bobs_browser)) == (2, 2)
+    assert 'class="requested"' in page(bobs_browser, "/bookings/")
     assert hers.move(Cause.CANCELLED) and (taken(browser), taken(bobs_browser)) == (1, 1)
     requested.delete()
     assert (taken(browser), taken(bobs_browser)) == (0, 0)
@@ -592,9 +586,8 @@ def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
         page(who, "/bookings/")
     assert created == ["en"]
     german = bobs_browser.get("/bookings/", headers={"accept-language": "de"}).content.decode()
-    assert (
-        created == ["en", "de"] and "Gebucht" in german and "Gebucht" not in page(bobs_browser, "/bookings/")
-    )
+    assert created == ["en", "de"] and "Gebucht" in german
+    assert "Gebucht" not in page(bobs_browser, "/bookings/")
     page(bobs_browser, "/bookings/?view=day")
     assert created == ["en", "de", "en"]
 
