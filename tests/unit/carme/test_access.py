@@ -66,7 +66,7 @@ def test_associations_are_read_as_the_database_has_them() -> None:
     assert parsing.enforcement("AccountingStorageEnforce = none\n") == []
 
 
-def test_the_quality_that_follows_from_the_account() -> None:
+def test_the_quality_of_service_follows_from_the_account() -> None:
     assert ADA.quality("physics", "gpu", None) == "normal" and ADA.quality("physics", "gpu", "long") == "long"
     assert ADA.quality("vision", "gpu", None) == "normal"  # the only one
     assert ADA.quality("teaching", "cpu", None) == "normal"  # Slurm's own

@@ -102,7 +102,9 @@ def test_where_the_attackers_job_has_no_room_the_check_reports_it(tmp_path: Path
         (shut_out, broken, False, True),
     ],
 )
-def test_when_an_attack_counts_as_stopped(attack: Any, control: Any, ok: bool, stopped: bool) -> None:
+def test_an_attack_counts_as_stopped_only_if_its_control_succeeds(
+    attack: Any, control: Any, ok: bool, stopped: bool
+) -> None:
     message: list[str] = []
     report = verdict([Attack("x", "Area", "tries | it", attack, control)], FIXTURE, message.append)
     (line,) = report["attacks"]
@@ -127,7 +129,7 @@ def test_every_attack_has_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names) > 100
 
 
-def test_moves_in_the_file_system(tmp_path: Path) -> None:
+def test_file_system_attacks_report_whether_they_succeed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     assert (
         actions.read(f"{tmp_path}/secret")[0]
@@ -140,7 +142,7 @@ def test_moves_in_the_file_system(tmp_path: Path) -> None:
     assert not actions.connect_unix(f"{tmp_path}/secret")[0]
 
 
-def test_tries_at_the_same_time() -> None:
+def test_attempts_run_at_the_same_time() -> None:
     """The server answers nobody before both have come, so one after the other would not get through."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -158,7 +160,7 @@ def test_tries_at_the_same_time() -> None:
         thread.join()
 
 
-def test_moves_on_processes() -> None:
+def test_process_attacks_report_whether_they_succeed() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         assert actions.send_signal(child.pid)[0] and actions.memory(child.pid)[0]
@@ -170,7 +172,7 @@ def test_moves_on_processes() -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not")
-def test_moves_of_somebody_else_fail(tmp_path: Path) -> None:
+def test_attacks_by_another_user_fail(tmp_path: Path) -> None:
     source = Path(actions.__file__).read_text()
     (tmp_path / "secret").write_text("x")
     script = (
@@ -183,7 +185,7 @@ def test_moves_of_somebody_else_fail(tmp_path: Path) -> None:
     assert done.stdout.split() == ["False"] * 6
 
 
-def test_moves_on_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_port_that_is_not_known_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         account = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
@@ -225,7 +227,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_server_that_wants_a_certificate(authority: Path, shown: bool) -> None:
+def test_a_server_that_requires_a_certificate_is_reached_only_with_one(authority: Path, shown: bool) -> None:
     """In TLS 1.3 a refused client learns it after its own side is done."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=f"{authority}.crt")
     context.load_cert_chain(authority)

@@ -148,7 +148,7 @@ def test_all_comes_back_with_what_a_service_was_writing(site: Path, key: Path) -
     assert (site / "log/added").read_text() == "stays"
 
 
-def test_what_belongs_to_it(site: Path, key: Path) -> None:
+def test_a_backup_has_configuration_secrets_logs_and_databases(site: Path, key: Path) -> None:
     extra = site.parent / "prometheus/data"
     extra.parent.mkdir()
     extra.write_text("series")
@@ -165,7 +165,7 @@ def test_what_belongs_to_it(site: Path, key: Path) -> None:
     assert f"{site}/images/torch.sif" in paths
 
 
-def test_it_can_be_looked_at_below_a_folder(site: Path, key: Path, tmp_path: Path) -> None:
+def test_a_backup_can_be_restored_below_a_folder(site: Path, key: Path, tmp_path: Path) -> None:
     backup = make_backup(site, key)
     (site / "broker/sessions.json").write_text("newer")
     restore(backup, key, tmp_path / "look")
@@ -272,7 +272,7 @@ def test_a_server_is_dumped_and_loaded_as_its_account_without_secrets_in_argumen
     assert not ran
 
 
-def test_the_command(
+def test_the_backup_command_creates_checks_and_restores(
     site: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs = tmp_path / "bin"

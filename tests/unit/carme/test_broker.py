@@ -37,7 +37,9 @@ async def until(condition: Callable[[], Any]) -> Any:
 # Submission
 
 
-async def test_submission(site: Any, order: JobRequest) -> None:
+async def test_a_job_is_submitted_with_all_its_options_and_its_own_folder(
+    site: Any, order: JobRequest
+) -> None:
     job_id = await site.client.submit(order)
     (call,) = site.slurm.calls("sbatch")
     folder = Path(call["cwd"]) if call["cwd"] != "/" else None
@@ -173,7 +175,7 @@ async def test_a_job_whose_submission_got_no_answer_is_cancelled_when_it_turns_u
     await until(cancelled)
 
 
-async def test_an_estimate(site: Any, order: JobRequest) -> None:
+async def test_a_start_estimate_is_a_range_around_slurms_plan(site: Any, order: JobRequest) -> None:
     before = datetime.now(UTC)
     estimate = await site.client.test(order)
     assert estimate.start == datetime.fromtimestamp(1795181538, UTC)
@@ -314,7 +316,7 @@ async def test_the_kernel_says_who_the_peer_is(settings: Settings, accounts: Non
     assert peer.trusted is (os.getuid() == 0)
 
 
-async def test_rules_by_name(settings: Settings, accounts: None) -> None:
+async def test_a_person_acts_as_itself_and_a_service_for_any_user(settings: Settings, accounts: None) -> None:
     ada, hub = UnixAccount.named("ada"), UnixAccount.named("hub")
     person, service = Peer(1, ada, trusted=False), Peer(1, hub, trusted=True)
     assert await acting_for(person, None, settings) == ada
@@ -348,7 +350,7 @@ async def test_another_account_is_recognised(settings: Settings, accounts: None,
 # What changes
 
 
-async def test_events(site: Any) -> None:
+async def test_events_report_each_change_once(site: Any) -> None:
     first = await site.client.events()
     assert (first.complete, first.jobs) == (True, [])
     waiting = asyncio.create_task(site.client.events(first.cursor, wait=30))
@@ -392,7 +394,9 @@ async def test_a_job_that_vanishes_has_an_end(site: Any, accounted: bool) -> Non
     assert accounted or "has no record of the job" in job.explanation
 
 
-async def test_slurm_away(site: Any, order: JobRequest) -> None:
+async def test_while_slurm_is_away_the_last_snapshot_stays_and_changes_fail(
+    site: Any, order: JobRequest
+) -> None:
     site.slurm.jobs = [RUNNING]
     await until(lambda: jobs_of(site.client))
     taken = (await site.client.cluster()).taken

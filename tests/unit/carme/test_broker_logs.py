@@ -15,7 +15,7 @@ from carme.jobs import JobRequest, contents
 from carme.jobs.scripts import sent, sent_script
 
 
-async def test_logs(site: Any, order: JobRequest) -> None:
+async def test_a_log_is_read_from_any_offset_in_whole_characters(site: Any, order: JobRequest) -> None:
     job_id = await site.client.submit(order)
     assert (await site.client.log(job_id)).model_dump() == {"text": "", "offset": 0, "size": 0}
     log = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key / "output.log"

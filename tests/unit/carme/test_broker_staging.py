@@ -129,7 +129,7 @@ async def test_nodes_that_have_the_data_are_preferred_and_nothing_is_brought(
     assert "prefer" not in options(again)
 
 
-async def test_a_copy_that_goes_while_a_job_is_submitted(
+async def test_a_job_starts_although_the_cached_copy_disappears_meanwhile(
     site: Any, with_data: JobRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm refuses the word that no node has any more, and the job starts without it."""
@@ -183,7 +183,7 @@ async def test_the_job_follows_its_data_and_says_how_far_it_is(
     assert f"AvailableFeatures={feature}" in (site.slurm.state / "nodes").read_text()
 
 
-async def test_scratch_where_there_is_none(site: Any, request_: JobRequest) -> None:
+async def test_a_stage_to_scratch_is_refused_on_a_site_without_one(site: Any, request_: JobRequest) -> None:
     requested = request_.model_copy(update={"stage": [Stage(source="/data/x", target="scratch")]})
     with pytest.raises(InvalidRequest, match="no scratch for staging"):
         await site.client.submit(requested)

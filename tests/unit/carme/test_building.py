@@ -170,7 +170,7 @@ def test_the_program_leaves_a_result_and_honest_exit_codes(node: Node, tmp_path:
 @pytest.mark.parametrize(
     ("kind", "text"), [("definition", "%post\n"), ("requirements", " "), ("requirements", "a\0")]
 )
-def test_texts_that_nothing_can_be_built_from(kind: str, text: str) -> None:
+def test_a_text_that_defines_no_image_is_refused(kind: str, text: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         check_text(kind, text)
     assert refused.value.field == "text"

@@ -353,7 +353,7 @@ def test_a_head_without_systemd_names_all_services(
         promotion.promote(lease("a"), "a", False, print)
 
 
-def test_what_runs_on_a_head() -> None:
+def test_services_that_run_on_a_head_are_listed() -> None:
     names = list(promotion.SERVICES)[:2]
     assert main._describe_units(dict.fromkeys(names, "active")) == " and ".join(names)
     assert main._describe_units(dict.fromkeys(names, "inactive")) == "nothing"

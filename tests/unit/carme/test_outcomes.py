@@ -122,7 +122,9 @@ def job(state: JobState, kind: str = "session", **values: Any) -> Job:
         ),
     ],
 )  # fmt: skip
-def test_causes(values: dict[str, Any], ready: bool, ending: Ending, words: list[str]) -> None:
+def test_each_cause_has_an_ending_and_a_sentence(
+    values: dict[str, Any], ready: bool, ending: Ending, words: list[str]
+) -> None:
     found, sentence = ending_of(job(**values), None, ready)
     assert found is ending
     for word in words:

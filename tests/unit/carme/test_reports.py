@@ -68,7 +68,7 @@ ACCOUNTED: dict[str, Any] = {
         (usage(), job(minutes_limit=1440), "time", "--time 90"),
     ],
 )
-def test_advice(used: Usage | None, of: Job, topic: str, change: str) -> None:
+def test_advice_follows_from_the_use(used: Usage | None, of: Job, topic: str, change: str) -> None:
     (advice,) = advise(of, used)
     assert advice.topic == topic
     assert change in advice.change
@@ -175,7 +175,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield running
 
 
-async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None:
+async def test_prometheus_gives_use_and_curves_of_a_job(prometheus: Prometheus) -> None:
     used, curves = await Metrics(prometheus.url, prometheus.certificates).usage(7, BEGIN, END)
     assert used is not None
     (node,) = used.nodes
@@ -204,7 +204,7 @@ async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None
     assert ">512.0 KiB/s</text>" in as_html(Report(job=job(), usage=used, curves=curves))
 
 
-async def test_what_ranks_reported_of_a_run_that_was_a_part_of_the_job(prometheus: Prometheus) -> None:
+async def test_prometheus_gives_training_of_a_part_of_the_job(prometheus: Prometheus) -> None:
     used, curves = await Metrics(prometheus.url, prometheus.certificates).usage(9, BEGIN, END)
     assert used is not None
     reported = used.training
@@ -314,7 +314,7 @@ async def test_an_administrator_s_comment_stays(site: Any) -> None:
     assert (await site.client.report(7)).source == "live"
 
 
-async def test_what_a_report_says(site: Any) -> None:
+async def test_a_report_has_use_efficiency_and_advice(site: Any) -> None:
     site.slurm.account(ACCOUNTED)
     site.slurm.jobs = [JOB]
     await recorded(site.slurm)
@@ -492,7 +492,7 @@ def test_a_job_that_waits_has_a_report_too() -> None:
     assert "nothing yet: it has not started" in text
 
 
-async def test_the_command(
+async def test_the_report_command_prints_text_html_and_json(
     site: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder / "carme.toml"

@@ -110,7 +110,7 @@ def test_only_a_server_that_was_ready_and_answers_is_ready() -> None:
         ("ended", "RUNNING", "ready", True, "ended"),
     ],
 )
-def test_what_follows(
+def test_a_state_follows_from_job_server_and_node(
     previous: str | None, state: str, server: str | None, reachable: bool, following: str
 ) -> None:
     before = SessionState(previous) if previous else None
@@ -131,7 +131,7 @@ def test_what_follows(
         ("other", "session", None),
     ],
 )
-def test_which_jobs_are_sessions(name: str, kind: Any, expected: str | None) -> None:
+def test_only_valid_session_jobs_are_sessions(name: str, kind: Any, expected: str | None) -> None:
     assert session_name(job(name=name, kind=kind)) == expected
 
 
@@ -252,7 +252,7 @@ def test_what_clears_away_a_session_that_its_owner_stopped_does_not_say_why_it_e
 # What is reported
 
 
-def test_a_running_session() -> None:
+def test_a_running_session_has_the_values_of_its_job() -> None:
     session = session_of(after_note(Facts(job=job()), SessionNote(server=ServerStatus.READY)))
     assert (session.name, session.owner, session.job_id, session.image) == ("s1", "ada", 7, "torch")
     assert (session.label, session.sentence, session.node_list) == ("Ready", "", "n1")

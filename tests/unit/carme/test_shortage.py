@@ -63,7 +63,7 @@ def busy(name: str, gpus: int, **values: Any) -> Node:
     return node(name, gpus_used={"a100": gpus}, cpus_used=gpus, memory_used_mb=100 * gpus, **values)
 
 
-def test_who_has_the_gpus_and_until_when() -> None:
+def test_the_jobs_that_use_the_gpus_are_named_with_their_end() -> None:
     running_jobs = [
         running(1, minutes_limit=30),
         running(2, user="ada", gpus=1),
@@ -88,7 +88,7 @@ def test_the_end_that_slurm_gives_counts() -> None:
     )
 
 
-def test_a_job_over_several_nodes() -> None:
+def test_missing_gpus_of_several_nodes_are_added_up() -> None:
     nodes = [busy("n1", 4), busy("n2", 0), busy("n3", 4)]
     running_jobs = [running(1, gpus=4), running(2, gpus=4, node_list="n3", minutes_limit=90)]
     message = missing(waiting(nodes=2, gpus=8, cpus=8), nodes, *running_jobs)
@@ -107,7 +107,7 @@ def test_a_job_over_several_nodes() -> None:
         ({"gpus": 5}, ""),  # no node has as many: another reason says so
     ],
 )
-def test_each_resource(values: dict[str, int], expected: str) -> None:
+def test_each_missing_resource_is_named(values: dict[str, int], expected: str) -> None:
     there = running(1, gpus=2, cpus=2, memory_mb=200)
     message = missing(waiting(**values), [busy("n1", 2)], there)
     assert message.partition(", in use")[0] == expected
@@ -127,7 +127,7 @@ def test_no_size_is_1024_of_a_unit_that_has_a_larger_one() -> None:
     assert (size(0), size(1024), size(1 << 50)) == ("0 B", "1.0 KiB", "1024.0 TiB")
 
 
-def test_nodes_that_take_no_jobs() -> None:
+def test_nodes_that_take_no_jobs_are_named() -> None:
     assert missing(waiting(), [node("n1", available=False)]) == "down or drained: n1"
     gone = node("n1", available=False)
     assert missing(waiting(), [gone, busy("n2", 1)], running(1, node_list="n2")).startswith("1 GPU must")
@@ -159,7 +159,7 @@ def test_a_job_of_a_reservation_waits_for_its_nodes_alone() -> None:
     assert message.startswith("2 GPUs must become free on n2, in use by 1 job of others")
 
 
-def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
+def test_a_reservation_of_some_gpus_counts_without_the_jobs_in_it() -> None:
     some = reservation("carme-a", -5, 90, "n1", gpus=2, cpus=2)
     outside = running(1, gpus=1, minutes_limit=30)
     inside = running(2, gpus=2, user="eve", reservation="carme-a", minutes_limit=80)
@@ -171,7 +171,7 @@ def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
     )
 
 
-def test_which_nodes_reservations_keep() -> None:
+def test_reserved_nodes_are_named_with_their_times() -> None:
     cluster = of([node("n1"), node("n2"), node("n3")])
     saved = [reservation("maint", -5, 90, "n1", "n2", "x9"), reservation("carme-b", 30, 200, "n3")]
     assert in_german_too(reserved_nodes(waiting(), cluster, saved, NOW)) == (

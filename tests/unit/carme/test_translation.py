@@ -237,7 +237,7 @@ def test_what_is_no_message_is_refused() -> None:
 
 
 @pytest.mark.parametrize("detail", ["", "4 of 4 used"])
-def test_why_a_job_waits(detail: str) -> None:
+def test_every_reason_of_a_waiting_job_has_its_german(detail: str) -> None:
     limits = [
         f"{holder}{scope}{resource}"
         for holder in ("QOS", "Assoc")
@@ -261,7 +261,7 @@ def test_why_a_job_waits(detail: str) -> None:
         assert message != text and (detail in message or reason == "SomethingNew"), text
 
 
-def test_who_suspended_a_job() -> None:
+def test_suspensions_have_their_german() -> None:
     for by_slurm, left in ((True, 90), (False, None)):
         for session in (True, False):
             message = translated(suspended(session, by_slurm, left), "de")
@@ -283,7 +283,7 @@ def ended(kind: str, **values: object) -> Job:
 
 
 @pytest.mark.parametrize("kind", ["session", "batch"])
-def test_how_jobs_and_sessions_ended(kind: str) -> None:
+def test_every_ending_has_its_german(kind: str) -> None:
     cases = [ended(kind), ended(kind, nodes=2, memory_mb=1024), ended(kind, minutes_limit=None, memory_mb=0)]
     cases += [ended(kind, exit_code=int(code)) for code in Exit]
     cases += [
@@ -321,7 +321,7 @@ def test_the_end_of_a_log_follows_the_sentence() -> None:
         assert "Der Job endete mit dem Code 3; " in translated(without_log(row), "de")
 
 
-def test_what_slurm_refuses() -> None:
+def test_refusals_of_slurm_have_their_german() -> None:
     for pattern, _field, text, remedy in refusals._REFUSALS:
         assert translated(remedy, "de") != remedy, pattern
         assert translated(text, "de") != text

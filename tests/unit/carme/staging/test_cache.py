@@ -51,7 +51,7 @@ def hold(cache: Cache, source: Path, version: str = "", job: str = "1") -> tuple
     return Path(path), held, was_there
 
 
-def test_the_second_time_it_is_there(tmp_path: Path, cache: Cache) -> None:
+def test_a_second_job_finds_the_copy_until_the_source_changes(tmp_path: Path, cache: Cache) -> None:
     many(tmp_path / "data", 2, 3)
     path, held, was_there = hold(cache, tmp_path / "data")
     assert not was_there and walk(path) == walk(tmp_path / "data")
@@ -67,7 +67,7 @@ def test_the_second_time_it_is_there(tmp_path: Path, cache: Cache) -> None:
     os.close(held)
 
 
-def test_a_single_file(tmp_path: Path, cache: Cache) -> None:
+def test_a_single_file_is_cached_under_its_name(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "data.sqsh").write_bytes(b"image")
     path, held, _ = hold(cache, tmp_path / "data.sqsh")
     assert path.name == "data.sqsh" and path.read_bytes() == b"image"
@@ -75,7 +75,7 @@ def test_a_single_file(tmp_path: Path, cache: Cache) -> None:
     assert hold(cache, tmp_path / "data.sqsh")[2]
 
 
-def test_a_version_is_not_looked_at_again(tmp_path: Path, cache: Cache) -> None:
+def test_a_known_version_is_not_compared_with_its_source_again(tmp_path: Path, cache: Cache) -> None:
     many(tmp_path / "data", 1, 2)
     _, held, _ = hold(cache, tmp_path / "data", "blake3:00")
     os.close(held)
@@ -153,7 +153,7 @@ def test_what_cannot_be_copied_is_not_taken_for_complete(memory: Path) -> None:
     )
 
 
-def test_many_ask_at_once(tmp_path: Path, cache: Cache) -> None:
+def test_processes_that_request_the_same_data_at_once_copy_it_once(tmp_path: Path, cache: Cache) -> None:
     many(tmp_path / "data", 3, 30)
     program = (
         f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from carme.staging.cache import Cache; "
