@@ -57,7 +57,7 @@ def address(demo: DemoSite, name: str, app: str) -> str:
     return demo.carme("session", "open", name, "--app", app).stdout.strip()
 
 
-def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
+def test_terminal_tensorboard_and_a_users_web_app_open_in_a_session(
     page: Page, demo: DemoSite, written: Callable[[str], str], keep: Callable[[str], None]
 ) -> None:
     demo.run("head", "tee", f"/home/{demo.user}/webapp.py", user=demo.user, data=WEB_APP)
@@ -86,7 +86,7 @@ def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
     keep("app-tensorboard")
 
 
-def test_vs_code_and_its_terminal(
+def test_vs_code_opens_with_its_terminal(
     page: Page, demo: DemoSite, written: Callable[[str], str], keep: Callable[[str], None]
 ) -> None:
     if demo.run("head", "test", "-f", "/srv/carme/images/vscode.sif", check=False).returncode:

@@ -134,7 +134,7 @@ def newcomers(demo: DemoSite) -> Iterator[list[str]]:
                 send(admin, f"admin/users/at/{name}/", "do", do="close")
 
 
-def test_a_new_user_is_taken_in_at_once_by_page_and_by_command(
+def test_a_new_user_can_work_at_once_added_by_page_or_by_command(
     demo: DemoSite, newcomers: list[str], project: str
 ) -> None:
     with demo.visitor("admin") as admin:

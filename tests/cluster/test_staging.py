@@ -91,7 +91,7 @@ def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: De
     wait_until("no job's folder is left", lambda: not demo.run(first.node_list, "ls", gone).stdout.strip())
 
 
-def test_a_copy_by_several_nodes(demo: DemoSite) -> None:
+def test_several_nodes_make_one_copy(demo: DemoSite) -> None:
     demo.run("head", "python3", "-c", MAKE.replace("/scratch/lines", "/scratch/many"))
     copied = "/home/user1/copied"
     try:
@@ -107,7 +107,7 @@ def test_a_copy_by_several_nodes(demo: DemoSite) -> None:
 
 @pytest.mark.usefixtures("lines")
 @pytest.mark.parametrize("image", [(), ("--image", "base")])
-def test_results_of_a_job_that_fails(demo: DemoSite, image: tuple[str, ...]) -> None:
+def test_results_of_a_job_that_fails_are_copied(demo: DemoSite, image: tuple[str, ...]) -> None:
     def submit(script: str) -> int:
         options = [
             "--json",

@@ -88,7 +88,7 @@ def delete(page: Page, name: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_from_the_calendar_to_slurm_to_a_session_and_back(
+def test_a_booking_becomes_a_reservation_in_which_a_session_runs(
     page: Page, demo: DemoSite, keep: Callable[[str], None]
 ) -> None:
     log_in(page, demo)

@@ -224,7 +224,7 @@ def test_a_user_of_the_directory_signs_in_and_works(
     wait_until("it is over", lambda: not site.run("head", *queued, check=False).stdout.strip())
 
 
-def test_an_administrator_of_the_directory_is_one_here(page: Page, site: DemoSite) -> None:
+def test_an_administrator_of_the_directory_administers_the_portal(page: Page, site: DemoSite) -> None:
     sign_in(page, "dora", "pw of dora")
     expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
     page.goto("/admin/users/")

@@ -106,7 +106,7 @@ def stop_and_wait_for_results(page: Page, demo: DemoSite, session: str) -> None:
     print(f"results were out after {time.monotonic() - begun:.0f} s")
 
 
-def test_from_an_upload_to_results_and_the_cache(
+def test_an_uploaded_dataset_is_staged_and_cached_and_results_come_back(
     page: Page, demo: DemoSite, keep: Callable[[str], None], tmp_path: Path
 ) -> None:
     log_in(page, demo)

@@ -122,7 +122,7 @@ def test_a_job_whose_file_system_cannot_be_started_says_so(site: DemoSite) -> No
         site.run(node, "rm", "/run/beeond-fails")
 
 
-def test_a_node_that_goes_down_under_it(site: DemoSite) -> None:
+def test_nothing_of_its_file_system_is_left_after_its_node_went_down(site: DemoSite) -> None:
     job_id = submit(site, "echo $CARME_BEEOND; exec sleep 300")
     wait_until("the job runs", lambda: MOUNTS in site.carme("logs", str(job_id), check=False).stdout)
     known = map(Job.model_validate, site.carme_json("jobs"))

@@ -55,7 +55,7 @@ def test_what_a_job_reads_and_writes_is_reported_wherever_its_owner_looks(
     expect(page.locator("#use")).to_contain_text("MiB read from disks, ", timeout=PATIENCE * 1000)
 
 
-def test_what_reads_it_can_do_nothing_else(demo: DemoSite) -> None:
+def test_the_reader_of_io_has_no_other_rights(demo: DemoSite) -> None:
     """Where control groups are of version 1 alone."""
     show = ("systemctl", "show", "--property=MainPID", "--value", "carme-io-reader")
     pid = demo.run("n1", *show).stdout.strip()

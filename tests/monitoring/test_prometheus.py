@@ -97,7 +97,7 @@ def idle_job(demo: DemoSite, gpus: Gpus) -> Callable[[], int]:
     return run
 
 
-def test_a_job_s_report_from_metrics_and_from_the_accounting(
+def test_a_report_is_the_same_from_metrics_and_from_the_accounting(
     demo: DemoSite, idle_job: Callable[[], int]
 ) -> None:
     job = idle_job()

@@ -61,6 +61,6 @@ def test_attack_is_stopped(report: dict[str, Any], name: str) -> None:
     assert attack["ok"], f"The same does not work for a user who may do it: {attack['control']}"
 
 
-def test_both_were_on_the_same_node(report: dict[str, Any]) -> None:
+def test_both_users_were_on_the_same_node(report: dict[str, Any]) -> None:
     assert report["fixture"]["node"] in ("n1", "n2")
     assert len(report["fixture"]["victims_gpus"]) == 1

@@ -307,7 +307,7 @@ def test_a_wrong_inventory_is_refused_with_a_sentence(playbook: Playbook, tmp_pa
         (8, "PEM", {'+auth-file = "{0}/conn.auth"', '+tls-key-file = "{0}/key.pem"'}),
     ],
 )
-def test_beegfs_would_be_set_up(
+def test_a_check_run_would_set_up_beegfs_by_its_release(
     playbook: Playbook, tmp_path: Path, release: int, certificate: str, expected: set[str]
 ) -> None:
     # In check mode: BeeGFS itself cannot be here, so its programs are only found.

@@ -322,7 +322,7 @@ def test_a_proc_that_is_hidden_from_the_exporter_too_is_reported(
         assert "gid=carme-exporter" in found["remedy"]
 
 
-def test_proc_is_looked_at_on_nodes_of_a_slurm_of_the_sites_own(site: Callable[..., dict[str, Any]]) -> None:
+def test_proc_is_checked_on_nodes_of_the_sites_own_slurm(site: Callable[..., dict[str, Any]]) -> None:
     assert "processes of others" in site(head=False, compute=True)
     assert "processes of others" not in site(head=False, compute=True, own_slurm=False)
     assert "processes of others" not in site()
@@ -367,7 +367,7 @@ def test_a_slurm_that_runs_with_a_configuration_elsewhere_is_the_sites(
         ({"asks_directory": True}, {"directory"}),
     ],
 )
-def test_a_slurm_and_a_directory_are_looked_at_where_carme_sets_them_up(
+def test_a_slurm_and_a_directory_are_checked_where_carme_sets_them_up(
     site: Callable[..., dict[str, Any]], changes: dict[str, Any], names: set[str]
 ) -> None:
     assert set(site(head=False, **changes)) & {"slurm of the site", "directory"} == names
@@ -401,7 +401,9 @@ def inventory(tmp_path: Path, **variables: Any) -> Path:
     return path
 
 
-def test_a_site_is_looked_at(playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_a_site_is_checked_by_a_playbook(
+    playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     # The role alone: nothing here may run the whole playbook, which would install Carme on this machine.
     play = tmp_path / "look.yml"
     (first, *_) = yaml.safe_load((ANSIBLE / "site.yml").read_text())  # with the facts that a site gathers

@@ -192,7 +192,7 @@ def figures(number: int, **changes: object) -> JobFigures:
     return JobFigures.model_validate(values | changes)
 
 
-def test_slurm_and_the_broker_away_and_a_clock_that_was_set_back(start: Starts, tmp_path: Path):
+def test_the_cluster_exporter_outlives_outages_and_a_clock_that_was_set_back(start: Starts, tmp_path: Path):
     now = datetime.now(UTC)
     # Slurm wrote its times down before the clock was set back.
     later = now + timedelta(hours=1)

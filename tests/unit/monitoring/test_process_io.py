@@ -114,7 +114,7 @@ def test_what_control_groups_report_counts_more(tmp_path: Path):
     assert (usage.read_bytes, usage.written_bytes) == (0, 9)
 
 
-def test_from_a_process_of_a_step_to_the_exporter(start: Starts, tmp_path: Path):
+def test_io_of_a_step_reaches_the_exporter(start: Starts, tmp_path: Path):
     """With real processes: this one is in the job's step, and the reader may read what it moved."""
     step = tmp_path / "cgroup/freezer/slurm_n1/uid_0/job_7/step_0"
     (step / "task_0").mkdir(parents=True)

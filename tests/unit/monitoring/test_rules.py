@@ -192,11 +192,11 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number][0])
-def test_what_fires(failures: dict[int, str], number: int) -> None:
+def test_exactly_the_expected_alerts_fire(failures: dict[int, str], number: int) -> None:
     assert number not in failures, failures[number]
 
 
-def test_a_case_that_is_not_so_is_noticed(failures: dict[int, str]) -> None:
+def test_a_wrong_case_fails(failures: dict[int, str]) -> None:
     assert WRONG[0] in failures
 
 
@@ -211,7 +211,7 @@ def test_every_alert_has_a_case_in_which_it_fires() -> None:
     )
 
 
-def test_what_the_user_reads(tmp_path: Path) -> None:
+def test_labels_and_texts_of_an_alert_are_filled_in(tmp_path: Path) -> None:
     """Labels and texts are filled in."""
     labels = {"jobid": "7", "user": "ada", "node": "n1", "gpu": "0", "uuid": "GPU-0"}
     done = promtool(

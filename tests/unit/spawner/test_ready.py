@@ -162,5 +162,5 @@ async def test_a_stolen_token_is_worth_nothing_without_the_servers_certificate(w
         ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
     ],
 )
-def test_node_lists(short: str, names: list[str]) -> None:
+def test_node_lists_are_expanded(short: str, names: list[str]) -> None:
     assert node_names(short) == names

@@ -38,7 +38,9 @@ PAGES += ["policies/", "record/export/"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_nobody_else_gets_there(browser: Browser, anonymous: Browser, broker: FakeBroker, page: str) -> None:
+def test_only_administrators_reach_the_administration(
+    browser: Browser, anonymous: Browser, broker: FakeBroker, page: str
+) -> None:
     assert browser.get(f"/admin/{page}").status_code == 404
     assert browser.send("/profile/", f"/admin/{page}", do="drain", name="x").status_code in (404, 405)
     assert anonymous.get(f"/admin/{page}").status_code == 302
@@ -48,7 +50,7 @@ def test_nobody_else_gets_there(browser: Browser, anonymous: Browser, broker: Fa
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_admins_do(root: Browser, alice: User, broker: FakeBroker, page: str) -> None:
+def test_administrators_see_each_page(root: Browser, alice: User, broker: FakeBroker, page: str) -> None:
     broker.put(make_job(7))
     assert root.get(f"/admin/{page}").status_code == 200
 
@@ -331,7 +333,7 @@ def test_a_message_about_a_job_begins_with_its_number(root: Browser, alice: User
     assert 'value=""' in root.get("/admin/users/at/alice/?job=<b>").content.decode()
 
 
-def test_a_user_is_taken_in_at_once(root: Browser, admin: User, alice: User, broker: FakeBroker) -> None:
+def test_an_added_user_can_work_at_once(root: Browser, admin: User, alice: User, broker: FakeBroker) -> None:
     project = services.create(admin, "vision", "Computer vision", alice, site_broker())
     page = "/admin/users/new/"
     answer = root.send(page, page, name="carol", email="carol@carme.example", project=project.pk)
@@ -365,7 +367,7 @@ def test_names_that_unix_takes_are_taken(root: Browser, broker: FakeBroker, name
 
 
 @pytest.mark.parametrize("name", ["1000", "-rf", "a b", "../x", "", "x;rm"])
-def test_a_name_that_is_none_gets_a_sentence(root: Browser, broker: FakeBroker, name: str) -> None:
+def test_an_invalid_name_gets_a_sentence(root: Browser, broker: FakeBroker, name: str) -> None:
     answer = root.send("/admin/users/new/", "/admin/users/new/", name=name)
     assert answer.status_code == 422 and not broker.requests_of("enrol")
 
@@ -510,7 +512,7 @@ def test_no_page_asks_more_with_more_rows(
     assert [queries(page) for page in pages] == before
 
 
-def test_the_command_takes_in_and_says_what_it_did(
+def test_the_onboard_command_adds_a_user_and_reports_what_it_did(
     admin: User, alice: User, broker: FakeBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     services.create(admin, "vision", "Computer vision", alice, site_broker())

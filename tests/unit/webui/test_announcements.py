@@ -50,7 +50,9 @@ PAGES = ["announcements/new/", "maintenance/new/"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_only_administrators_write(browser: Browser, root: Browser, broker: FakeBroker, page: str) -> None:
+def test_only_administrators_plan_maintenance_and_write_announcements(
+    browser: Browser, root: Browser, broker: FakeBroker, page: str
+) -> None:
     assert browser.get(f"/{page}").status_code == 404
     assert browser.send("/profile/", f"/{page}", title="x", **times(2, 3)).status_code == 404
     assert root.get(f"/{page}").status_code == 200
@@ -98,7 +100,7 @@ def test_a_maintenance_is_in_slurm_and_on_every_page_until_it_is_cancelled(
         ({"start_time": "25:00"}, "Enter a valid time."),
     ],
 )
-def test_what_cannot_be_planned(
+def test_a_wrong_maintenance_is_refused_beside_its_field(
     root: Browser, broker: FakeBroker, values: dict[str, str], field: str
 ) -> None:
     page = "/maintenance/new/"
@@ -152,7 +154,7 @@ def test_nobody_books_over_a_maintenance_that_slurm_does_not_know_yet(
     assert answer.status_code == 422 and "is free for the whole time" in text(answer)
 
 
-def test_two_maintenances_of_the_same_nodes_and_time(admin: User, broker: FakeBroker) -> None:
+def test_two_maintenances_may_overlap(admin: User, broker: FakeBroker) -> None:
     rows = [planned(60, 180), planned(120, 240)]
     assert services.reconcile(site_broker())
     assert set(broker.reservations) == {row.name for row in rows}
@@ -205,7 +207,7 @@ def test_a_portal_that_never_had_maintenance_leaves_that_of_another_database(
     assert set(broker.reservations) == {row.name}
 
 
-def test_without_a_broker_nothing_is_done(db: None) -> None:
+def test_without_a_broker_nothing_is_synced(db: None) -> None:
     planned()
     assert not services.reconcile(site_broker())
     with pytest.raises(BrokerUnavailable):
@@ -240,7 +242,9 @@ def test_news_are_on_the_dashboard_until_their_day(
     assert not News.objects.exists()
 
 
-def test_programs_read_both(alice: User, program: Program, broker: FakeBroker) -> None:
+def test_programs_read_maintenance_and_announcements(
+    alice: User, program: Program, broker: FakeBroker
+) -> None:
     row = planned(text="Why")
     News.objects.create(title="New GPUs")
     [reported] = program.ask("get", "maintenance").json()
@@ -267,7 +271,7 @@ def test_pages_ask_no_more_with_more_of_them(root: Browser, broker: FakeBroker, 
     assert [queries(path) for path in paths] == few
 
 
-def test_the_queue_of_approvals(
+def test_administrators_decide_bookings_from_the_list_of_approvals(
     root: Browser,
     browser: Browser,
     alice: User,

@@ -164,7 +164,7 @@ def test_only_the_newest_of_many_are_shown(browser: Browser, alice: User) -> Non
     assert ">All jobs</a>" in page
 
 
-def test_small_charts_of_what_my_jobs_do(browser: Browser, alice: User, site: None) -> None:
+def test_own_jobs_have_small_charts(browser: Browser, alice: User, site: None) -> None:
     Job.store([make_job(7, kind="session"), make_job(8, user="bob")])
     row, _ = Session.request(alice, SessionOptions(image="torch", minutes=60, title="Mine"), "s12345678")
     Session.objects.filter(pk=row.pk).update(job_id=7)
@@ -197,7 +197,7 @@ def test_nothing_is_shown_of_jobs_that_are_not_mine(bobs_browser: Browser, bob: 
     assert list(json.loads(bobs_browser.get("/metrics/sparks/").content)["jobs"]) == ["8"]
 
 
-def test_what_i_used_this_month_of_what_i_may(browser: Browser, alice: User, still: None) -> None:
+def test_the_use_of_this_month_is_shown_with_its_limit(browser: Browser, alice: User, still: None) -> None:
     assert words(browser.get("/jobs/month/")) == ""  # nothing yet
     now = timezone.now()
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -131,7 +131,7 @@ def test_a_name_is_spelled_as_the_directory_does(ldap: LdapSettings) -> None:
         ("carol\0", "pw of carol"),
     ],
 )  # fmt: skip
-def test_all_else_is_nobody(ldap: LdapSettings, name: str, password: str) -> None:
+def test_wrong_names_and_passwords_find_nobody(ldap: LdapSettings, name: str, password: str) -> None:
     assert look_up(name, password, ldap, SECRET) is None
 
 

@@ -133,7 +133,9 @@ def test_pages_work_while_the_broker_is_down(browser: Browser) -> None:
         ("<script>", {1, 2, 3, 4, 5}),
     ],
 )
-def test_the_filter(browser: Browser, broker: FakeBroker, state: str, shown: set[int]) -> None:
+def test_the_list_is_filtered_by_state(
+    browser: Browser, broker: FakeBroker, state: str, shown: set[int]
+) -> None:
     kinds = ["PENDING", "RUNNING", "COMPLETED", "CANCELLED", "OUT_OF_MEMORY"]
     Job.store(make_job(number, state=kind) for number, kind in enumerate(kinds, 1))
     page = browser.get("/jobs/", {"state": state}).content.decode()

@@ -471,7 +471,7 @@ def test_one_form_is_made_for_all_of_whom_it_is_true(
     assert 'value="99"' not in page(browser) and created == ["en", "de", "en"]
 
 
-def test_sessions_of_late_are_those_that_run_and_a_few_that_ended(alice: User, bob: User) -> None:
+def test_recent_sessions_are_those_that_run_and_a_few_that_ended(alice: User, bob: User) -> None:
     now = timezone.now()
     options = {"image": "torch", "minutes": 60, "title": ""}
 

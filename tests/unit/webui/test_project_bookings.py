@@ -167,7 +167,9 @@ def test_all_members_may_use_it_and_nobody_else(
     assert bobs_browser.get(row.get_absolute_url()).status_code == 404
 
 
-def test_whose_project_it_is_not(carol: Browser, vision: Project, broker: FakeBroker, rules) -> None:
+def test_only_members_of_an_open_project_book_for_it(
+    carol: Browser, vision: Project, broker: FakeBroker, rules
+) -> None:
     assert 'name="project"' not in text(carol.get("/bookings/new/"))
     proposed = BookingRequest(
         partition="gpu", gpu_type="a100", gpus_per_node=4, start=tomorrow(), minutes=60, project="vision"

@@ -79,7 +79,9 @@ def test_stopping_a_job_that_the_hub_does_not_know_cancels_it(
     assert (the().state, the().ending) == ("ended", "stopped")
 
 
-def test_stopping_before_there_was_a_job(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
+def test_a_session_can_be_stopped_before_it_has_a_job(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
     hub.starts = "pending"
     start(browser)
     stop(browser)
@@ -89,7 +91,7 @@ def test_stopping_before_there_was_a_job(browser: Browser, broker: FakeBroker, h
     assert not hub.servers
 
 
-def test_stopping_before_the_hub_was_queried(
+def test_a_session_can_be_stopped_before_the_hub_was_queried(
     browser: Browser, broker: FakeBroker, hub: FakeHub, killed
 ) -> None:
     start(browser)
@@ -200,7 +202,7 @@ def title(page: str) -> str:
         (-1, "urgent", "less than a minute left", "less than a minute left"),
     ],
 )
-def test_the_remaining_time_and_its_warnings(
+def test_the_remaining_time_is_shown_with_its_warnings(
     browser: Browser, ready: Session, broker: FakeBroker, minutes: float, level: str, words: str, heading: str
 ) -> None:
     runs_until(broker, minutes)
@@ -223,7 +225,7 @@ def test_an_idle_session_is_warned_before_it_is_stopped(
     assert title(page).startswith("10 minutes left")
 
 
-def test_extending(browser: Browser, ready: Session, broker: FakeBroker) -> None:
+def test_a_session_is_extended(browser: Browser, ready: Session, broker: FakeBroker) -> None:
     runs_until(broker, 4)
     answer = browser.send(PAGE, f"{PAGE}extend/", minutes="120")
     assert answer.status_code == 302

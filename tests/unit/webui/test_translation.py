@@ -121,7 +121,7 @@ def test_the_page_for_signing_in_is_german_too(anonymous: Browser) -> None:
     assert "Anmelden" in text and "Mit einem Passkey anmelden" in text
 
 
-def test_times_in_words() -> None:
+def test_times_are_written_in_the_language() -> None:
     start, end = datetime(2026, 11, 2, 13, 30, tzinfo=UTC), datetime(2026, 11, 2, 15, 30, tzinfo=UTC)
     assert span_words(start, end) == "Mon 2 Nov, 13:30 to 15:30"
     with translation.override("de"):

@@ -315,7 +315,7 @@ def test_what_is_drawn_in_the_calendar_is_booked(page: Page, a_life: None, broke
     expect(page.locator("dd").filter(has_text="n2")).to_be_visible()
 
 
-def test_an_array_with_a_failed_task(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_an_array_shows_its_failed_task(page: Page, a_life: None, broker: FakeBroker) -> None:
     states = ["COMPLETED", "FAILED", "COMPLETED", "RUNNING"]
     for task, state in enumerate(states):
         reported = {"ended": None if state == "RUNNING" else NOW, "exit_code": int(state == "FAILED")}
