@@ -496,11 +496,7 @@ def test_nobody_touches_anothers_job(bobs_browser: Browser, broker: FakeBroker, 
     address = f"/jobs/1/{path}/"
     answer = bobs_browser.send_with(token, address) if sends else bobs_browser.get(address)
     assert answer.status_code == 404
-    assert (
-        not broker.requests_of("cancel")
-        and not broker.requests_of("log")
-        and not broker.requests_of("recipe")
-    )
+    assert not any(broker.requests_of(kind) for kind in ("cancel", "log", "recipe"))
     assert bobs_browser.get("/jobs/submit/?job=1").status_code == 404
 
 
