@@ -19,5 +19,5 @@ FIND = """async ([rules, include]) =>
 
 
 def readable(found: list[dict[str, Any]]) -> list[str]:
-    """Each finding in one line: the rule, and the first place."""
+    """Each finding in one line: the rule and the first element."""
     return [f"{finding['id']} ({finding['help']}): {finding['nodes'][0]['html'][:200]}" for finding in found]

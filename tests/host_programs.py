@@ -22,11 +22,11 @@ __all__ = ["HostPrograms"]
 
 #: What the hosts run; given as text, so that nothing of the tests lies there.
 SERVER = ("/usr/bin/python3", "-c", Path(__file__).with_name("host_server.py").read_text())
-#: Seconds that a server has to report the end of a program whose time was over.
+#: Seconds that a server has to report the end of a program that reached its time limit.
 GRACE = 60.0
 #: Seconds in which a server that waits for a program answers; where it does not, its host is paused or hangs.
 ANSWER = 20.0
-#: What becomes of a program whose host ends; podman reports the same.
+#: The exit code of a program whose host ends; podman reports the same.
 HOST_ENDED: dict[str, Any] = {"code": 137, "output": "", "errors": ""}
 
 

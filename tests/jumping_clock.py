@@ -88,7 +88,7 @@ def _type_of(clock: JumpingClock) -> type:
 
 
 def _is_changed(name: str, module: ModuleType) -> bool:
-    """Whether it is ours or Django's."""
+    """Whether the module is part of Carme or Django."""
     file = getattr(module, "__file__", None) or ""
     is_ours = Path(file).is_relative_to(ROOT) and "site-packages" not in file
     return is_ours or name.startswith("django.")

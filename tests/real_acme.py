@@ -56,8 +56,8 @@ async def serving(folder: Path, challenges: int) -> AsyncIterator[Acme]:
     """pebble, for which every name is this machine, until the block ends.
 
     Args:
-        folder: Of its files.
-        challenges: The port on which it looks for answers to its challenges, in place of 80.
+        folder: The folder of its files.
+        challenges: The port where it requests answers to its challenges, in place of 80.
     """
     assert PEBBLE
     port, management, names = (free_port() for _ in range(3))

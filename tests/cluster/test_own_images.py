@@ -1,4 +1,4 @@
-"""A user's own image: built by a job of theirs with a hostile definition, started in, changed, deleted."""
+"""A user's own image: built by the user's job with a hostile definition, started in, changed, deleted."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""One batch: sessions in every phase, one fault, and how long it takes until all agree on each again."""
+"""One batch: sessions in every phase, one fault, and the time until all views show the same state again."""
 
 import contextlib
 import secrets
@@ -16,13 +16,13 @@ from faults.views import View, Views
 from patience import HANG
 
 USER, BLOCKING_USER = "user1", "user2"
-#: Seconds for which all must have agreed.
+#: Seconds for which all views must have shown the same state.
 STEADY = 2.0
 
 
 @dataclass
 class Result:
-    """What became of one session: seconds from the fault until all agreed, the state, and what is wrong."""
+    """The result of one session: seconds from the fault until all views agreed, the state, and problems."""
 
     seconds: float | None = None
     state: str = ""
@@ -70,7 +70,7 @@ class Batch:
         visitor.stop(self.names["stopping"])
 
     def suffer(self, fault: Fault) -> None:
-        """Let it happen, and watch until all agree on a state that is right for each session."""
+        """Start the fault, and wait until all views show a correct state of each session."""
         begin = time.monotonic()
         fault.begin(self.site)
         repaired = False
@@ -143,7 +143,7 @@ class Batch:
         if orphans := self.views.servers():
             after.problems.append(f"servers are left in the hub: {sorted(orphans)}")
         self.site.end_all_jobs()
-        # A node that was cut off hears of it only after it has registered again.
+        # A node that was cut off gets this only after it has registered again.
         end = time.monotonic() + 60
         while (found := self._processes()) and time.monotonic() < end:
             time.sleep(1)

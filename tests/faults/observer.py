@@ -1,4 +1,4 @@
-"""Runs on the head: for each line of standard input, one look at a user's sessions by all but the portal.
+"""Runs on the head: for each line of standard input it reads a user's sessions in all views but the portal.
 
 A line of JSON comes back: `slurm` (state of each session's job in the queue), `broker` (its state and
 sentence), `hub` (what is pending, or `ready`); a view that cannot be had is null.

@@ -10,7 +10,7 @@ def test_a_session_whose_node_does_not_answer_is_out_of_reach_until_it_is_back(d
     """Slurm gives the demo's nodes up within seconds; here it waits longer, as it does on a real site."""
 
     def look_at_nodes(node_answers: bool) -> None:
-        """Wait until Slurm knows how the node stands; any new job then makes the broker look at nodes too."""
+        """Wait until Slurm knows the node's state; any new job then makes the broker read nodes, too."""
         listing = ("sinfo", "--noheader", f"--nodes={node}", "--format=%T")
         wait_until(
             f"Slurm says how {node} stands",

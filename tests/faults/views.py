@@ -39,7 +39,7 @@ class View:
 
     @property
     def state(self) -> SessionState | None:
-        """The state on which all agree, None if they do not."""
+        """The state that all views show; None if they differ."""
         if self.portal is None or self.portal != self.broker or None in (self.slurm, self.hub):
             return None
         state = SessionState(self.portal)

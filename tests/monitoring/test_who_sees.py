@@ -25,7 +25,7 @@ def send(visitor: Visitor, page: str, form: str = "", **values: str) -> None:
 
 
 def jobs(visitor: Visitor, where: str) -> set[int] | None:
-    """The numbers of jobs whose series somebody gets; None: refused."""
+    """The numbers of the jobs whose series a user gets; None: refused."""
     answer = visitor.fetch(f"{visitor.url}metrics/{where}/api/v1/query?query={QUERY}")
     if answer.status_code == 403:
         return None

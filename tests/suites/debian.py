@@ -164,7 +164,7 @@ def prepare_web_servers() -> None:
 
 
 def prepare_node_exporter() -> None:
-    """node_exporter, with which ours is compared."""
+    """node_exporter, with which Carme's exporter is compared."""
     if not _programs("prometheus-node-exporter", "bin", "prometheus-node-exporter"):
         report(
             "node_exporter cannot be had and is left out. "

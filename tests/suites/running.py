@@ -120,7 +120,7 @@ def call(
 
 
 def _report_to(message: str, output: int | None) -> None:
-    """A line of ours on a command's output; None: on standard error."""
+    """Write a line to a command's output; None: to standard error."""
     if output is None:
         report(message)
     else:
@@ -191,7 +191,7 @@ class Output:
         return call(*command, environment=environment, folder=folder, limit=limit, output=output, quiet=quiet)
 
     def report(self, message: str) -> None:
-        """A line of ours here; on standard error, where this is a terminal."""
+        """Write a line to this output; to standard error if the output is a terminal."""
         _report_to(message, self._writing)
 
     def write(self, text: bytes) -> None:

@@ -93,7 +93,7 @@ def _shared(item: pytest.Item) -> dict[str, Any]:
 
 @functools.cache
 def _modules_of(module: types.ModuleType) -> tuple[types.ModuleType, ...]:
-    """The module, and those of ours that it has something from."""
+    """The module, and the modules of Carme that it imports from."""
     names = {getattr(value, "__module__", None) for value in vars(module).values()}
     imported = {value.__name__ for value in vars(module).values() if isinstance(value, types.ModuleType)}
     own_modules = {name for name in names | imported if isinstance(name, str) and name.startswith("carme")}

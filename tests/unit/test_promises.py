@@ -42,7 +42,7 @@ PAGES = sorted(
 )
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-#: Names in code and options of other programs, which ours never mention.
+#: Names in code, and options of other programs, that programs of Carme never mention.
 OF_OTHERS = {
     *("--failed", "--no-package-lock", "--no-verify", "--parallel", "--pty"),
     *("ACCELERATE_MIXED_PRECISION", "BASE_URL", "CAP_LINUX_IMMUTABLE", "DS_BUILD_SHM_COMM"),

@@ -45,7 +45,7 @@ ASSOCIATIONS = "root|\nroot|root\nresearch|\nresearch|ada\nteaching|\nteaching|b
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Looks at a head whose Slurm answers with what a real one writes; returns the findings by name."""
+    """Checks a head whose Slurm answers with what a real one writes; returns the findings by name."""
     programs = tmp_path / "bin"
     programs.mkdir()
 

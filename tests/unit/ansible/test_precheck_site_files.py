@@ -70,7 +70,7 @@ def test_a_file_that_the_site_has_put_back_from_its_backup_is_the_sites(tmp_path
 
 
 def test_nginx_of_the_site_is_not_changed() -> None:
-    """The role's own condition, with what the look has found."""
+    """Evaluate the role's own condition with the findings of the check."""
     tasks = yaml.safe_load((ANSIBLE / "roles/reverse_proxy/tasks/main.yml").read_text())
     (task,) = (each for each in tasks if "ansible.builtin.replace" in each)
     assert task["ansible.builtin.replace"]["path"] == "/etc/nginx/nginx.conf"

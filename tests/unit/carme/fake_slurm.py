@@ -38,7 +38,7 @@ def exists(file: str) -> bool:
 
 
 def text_of(file: str, otherwise: str = "") -> str:
-    """What a file holds, or something else where there is none."""
+    """The content of a file, or another text if it does not exist."""
     try:
         with open(os.path.join(state, file), encoding="utf-8") as opened:
             return opened.read()
@@ -214,7 +214,7 @@ elif name == "scontrol" and (
         if argument.startswith("ReservationName=") and not argument.endswith("=")
     ]
 ):
-    # As 24.11 answers: nodes are kept whole, and one that jobs use is not deleted.
+    # As 24.11 answers: whole nodes are reserved, and a reservation that jobs use is not deleted.
     from datetime import UTC, datetime
 
     lines = text_of("reservations").splitlines()

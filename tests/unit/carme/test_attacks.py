@@ -68,7 +68,7 @@ def test_the_attacker_needs_no_job_more_where_both_sessions_fill_a_node(attacker
     assert ("--overlap" in words, "--jobid=8" in words) == (attackers_node == "n1",) * 2
     # A job of its own does not wait for ever.
     beside = {"--nodelist=n1", "--partition=gpu", "--account=research", "--immediate=60"}
-    # Its own memory: by Slurm's default it might ask for the whole node's, where a session runs already.
+    # A memory request of its own: Slurm's default may be the whole node's, where a session runs already.
     beside |= {"--cpus-per-task=1", "--mem=4096M"}
     assert beside <= set(words) or attackers_node == "n1"
     assert "--gres=gpu:1" in words and "--jobid=7" not in words

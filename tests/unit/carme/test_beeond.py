@@ -101,7 +101,7 @@ def test_what_fails_is_reported_and_leaves_nothing(instance: BeeOND, tmp_path: P
 def test_after_the_host_s_start_nobody_else_s_process_is_ended(instance: BeeOND) -> None:
     instance.start("7", UID, ["n1"])
     process = server(instance, "7")
-    # As after a reset: /run is empty, nothing is mounted, and the number belongs to a stranger.
+    # As after a reset: /run is empty, nothing is mounted, and the process id belongs to another program.
     shutil.rmtree(instance.marks)
     subprocess.run(["umount", "--lazy", str(instance.mounts / "7")], check=True)
     try:

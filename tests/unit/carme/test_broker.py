@@ -28,7 +28,7 @@ AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failu
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """Wait for what the next polls bring; the test's own time limit ends it otherwise."""
+    """Wait until the next polls fulfil a condition; the test's own time limit ends it otherwise."""
     while not (result := await condition()):  # noqa: ASYNC110 - what changes is outside
         await asyncio.sleep(0.02)
     return result
@@ -179,7 +179,7 @@ async def test_a_start_estimate_is_a_range_around_slurms_plan(site: Any, order: 
     before = datetime.now(UTC)
     estimate = await site.client.test(order)
     assert estimate.start == datetime.fromtimestamp(1795181538, UTC)
-    # No job has ended lately by which it could be judged: half of what Slurm plans with.
+    # No job that ended recently shows how good the plan is: half of Slurm's planned wait.
     latest, moment = max(estimate.start, before), timedelta(minutes=5)
     assert estimate.earliest is not None
     assert -moment < estimate.earliest - (before + (latest - before) / 2) < moment

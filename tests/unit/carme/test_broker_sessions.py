@@ -386,7 +386,7 @@ def closings(site: Any) -> list[Any]:
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """Wait for what the next polls bring; the test's own time limit ends it otherwise."""
+    """Wait until the next polls fulfil a condition; the test's own time limit ends it otherwise."""
     while not (result := await condition()):  # noqa: ASYNC110 - what changes is outside
         await asyncio.sleep(0.02)
     return result
@@ -443,7 +443,7 @@ async def test_a_waiting_session_that_slurm_lost_is_submitted_again_once(
     assert second["stdin"] == first["stdin"].replace(' "$PWD"', ' --submission 2 "$PWD"')
     assert len(closings(site)) == 1
     assert [session.job_id for session in await site.client.sessions(active=False)] == [105]
-    # Anyone who has not heard of the new number means the session all the same.
+    # A client that does not know the new number yet still means this session.
     site.slurm.account()
     await site.client.note(lost, "ada", SessionNote(server=ServerStatus.STARTING), session="s1")
     await site.client.cancel(lost, user="ada", session="s1")

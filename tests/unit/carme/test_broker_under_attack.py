@@ -131,7 +131,7 @@ async def test_lines_that_are_too_long_are_refused(site: Any, size: int) -> None
     reader, writer = await connect(site)
 
     async def send() -> None:
-        # The broker hangs up on what is too long, before it has come in whole.
+        # The broker closes the connection of a line that is too long before it has received all of it.
         with contextlib.suppress(ConnectionError):
             writer.write(b" " * size + b"\n")
             await writer.drain()

@@ -107,7 +107,7 @@ async def test_a_template_starts_a_script_over_the_nodes_of_its_job(
     request = json.loads((folder_of_mpi / "request.json").read_text())
     assert [request[name] for name in requested] == ["mine", "torch", 1, 0]
     assert request["command"] == ["carme-run", "--backend", "mpi", "--", "./simulate", "-n", "1"]
-    # A site that has an image of the framework's name means it for that.
+    # If the site has an image with the framework's name, that image is used.
     for name in ("dask.sif", "dask.json"):
         (Path(site.settings.images.directory) / name).write_text('{"title": "Dask"}')
     before = set(jobs.iterdir())
@@ -162,7 +162,7 @@ async def test_a_script_with_foreign_line_ends_or_encoding_is_refused(
             assert await carme("submit", str(script)) == 1
             assert words in capsys.readouterr().err
     assert not site.slurm.calls("sbatch")
-    # Python reads both; the system, by whose way an executable script starts, does not.
+    # Python reads both; the system, which starts an executable script, does not.
     script.write_bytes(b"\xef\xbb\xbf#!/usr/bin/python3\r\nprint(1)\r\n")
     script.chmod(0o755)
     assert await carme("submit", str(script)) == 0

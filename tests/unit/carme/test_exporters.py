@@ -34,7 +34,7 @@ def exporter(tmp_path: Path) -> Iterator[Exporter]:
 
 
 async def followed(exporter: Exporter, job: Job, moments: Iterable[int]) -> tuple[Usage, list[Curve]]:
-    """What is known of a job after looks at these moments."""
+    """The use of a job after readings at these moments."""
     used, curves = None, list[Curve]()
     for seconds in moments:
         exporter.node.seconds = seconds
@@ -117,7 +117,7 @@ async def test_a_node_that_is_away_leaves_the_others_and_all_of_them_are_an_erro
     unused = Exporters(free_port(), exporter.certificates)
     with pytest.raises(CarmeError, match="exporters of the job's nodes do not answer"):
         await unused.usage(exporter.job())
-    # A server that the site's authority does not vouch for at this name is not believed.
+    # A server without a certificate of the site's authority for this name is not trusted.
     with pytest.raises(CarmeError, match="certificate"):
         await exporter.exporters.usage(exporter.job(id=8, node_list="127.0.0.1"))
     assert exporter.exporters.exist
@@ -137,7 +137,7 @@ async def test_a_node_is_reached_where_slurm_reaches_it_and_known_by_its_name(ex
     # Its exporter need not listen where Slurm reaches the node.
     used, _curves = await client().usage(exporter.job(), {NODE: "127.0.0.9"})
     assert used is not None and [node.node for node in used.nodes] == [NODE]
-    # A server there whose certificate is for other names is not believed.
+    # A server with a certificate for other names is not trusted.
     with pytest.raises(CarmeError, match="certificate"):
         await client().usage(exporter.job(node_list="gpu-02"), {"gpu-02": "127.0.0.1"})
 
@@ -213,7 +213,7 @@ async def test_the_oldest_looks_at_all_jobs_go_when_they_are_too_many(
     second = exporter.job(id=77)
     used, _curves = await followed(exporter, second, (15, 30))
     assert [node.memory_bytes for node in used.nodes] == [9 * GIB] and used.seconds == 15
-    # Room for the last look at the other job alone: one series, which is known by its key.
+    # There is space for the last reading of the second job alone: one series, known by its key.
     monkeypatch.setattr(module, "MOST_VALUES", module.KEY_VALUES + 1)
     used, _curves = await followed(exporter, second, (45,))
     assert used.seconds == 0

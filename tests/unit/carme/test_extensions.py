@@ -115,7 +115,7 @@ def test_a_booking_that_follows_limits_an_extension() -> None:
     assert "the booking course follows on n1" in error.message
     assert limit_of(35, reservations=[booking(65)]) == 95
     assert limit_of(60, reservations=[booking(65, node_names=["n2"])]) == 120
-    # Others' half of the node does not touch ours.
+    # A booking of the other half of the node does not limit the job.
     assert limit_of(60, reservations=[booking(65, cpus=4, gpus=2)]) == 120
     assert "by at most 35 minutes" in refused(60, reservations=[booking(65, cpus=4, gpus=3)]).message
 

@@ -112,7 +112,7 @@ def archive(*members: tuple[str, bytes, str]) -> io.BytesIO:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder that is none of the state."""
+    """A folder outside of the state."""
     folder = tmp_path / "outside"
     folder.mkdir(0o700)
     (folder / "passwd").write_text("root's")

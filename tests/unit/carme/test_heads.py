@@ -31,7 +31,7 @@ LONG = 3600.0
 ACCOUNT = pwd.getpwuid(os.getuid()).pw_name
 
 
-#: `carme-head` as a program, which looks often and does not take a server on a busy machine for away.
+#: `carme-head` as a program that polls often and waits long enough for a server on a busy machine.
 PROGRAM = """
 import sys
 from carme.heads import active_head, lease, main
@@ -233,7 +233,7 @@ def test_no_attempt_to_renew_the_lease_ends_after_its_time(
     monkeypatch.setattr(active_head.signal, "signal", lambda *_words: None)
     monkeypatch.setattr(active_head.threading, "Event", lambda: lease)
     assert active_head.hold(load(configured(tmp_path / "head", "postgresql:///x")), lease, "a") == 1
-    # Tried at 4 s, for 8 s, and at 16 s, for no longer; it looks once more and ends.
+    # It tries at 4 s for 8 s, and at 16 s for no longer; it reads the lease once more and ends.
     assert lease.within == [None, 12.0, 0.0] and lease.now <= 1000.0 + 20.0
     assert "The services of this head stop" in capsys.readouterr().err
 

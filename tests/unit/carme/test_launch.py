@@ -200,7 +200,7 @@ def test_a_container_gets_its_image_binds_and_environment(node: Node) -> None:
     binds = [text[i + 1] for i, word in enumerate(text) if word == "--bind"]
     assert binds[:2] == ["/tmp:/tmp", "/usr:/usr"]
     assert "/nowhere:/nowhere" not in binds
-    # It has its own with --contain; of another one Apptainer warns in each job's log.
+    # With --contain it has a /dev/shm of its own; Apptainer would warn of another one in each job's log.
     assert not [bind for bind in binds if bind.startswith("/dev/shm:")]
     private = f"/tmp/carme-{os.getpid()}"
     credentials = ["--key-file", str(node.key / "fabric.key"), "--certificate", str(node.key / "fabric.pem")]
@@ -391,7 +391,7 @@ def test_sigterm_is_passed_on(node: Node) -> None:
 def test_a_job_of_several_nodes_that_is_stopped_ends_as_its_first_agent_does(node: Node) -> None:
     node.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n1"}
     node.spec(image=str(node.folder / "torch.sif"), nodes=2)
-    # It takes a while to save, and hears at once that the other one has left.
+    # It takes a while to save, and learns at once that the other agent has left.
     leave = node.folder / "leave"
     node.script(
         "first", f"trap 'touch {leave}; sleep 0.3; exit 6' TERM; echo up; while :; do sleep 0.05; done"

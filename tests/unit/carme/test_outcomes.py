@@ -238,7 +238,7 @@ async def test_the_broker_asks_once_who_cancelled_a_job(site: Any) -> None:
     )
     site.slurm.jobs = [SESSION_JOB | {"T": "CANCELLED"}]
     await explained(site, "An administrator cancelled the session")
-    # Another job's end comes with a later poll, which had nothing left to request.
+    # A later poll reports another job's end and has nothing left to query.
     site.slurm.jobs = [SESSION_JOB | {"T": "CANCELLED"}, SESSION_JOB | {"A": 8, "T": "TIMEOUT"}]
     await explained(site, "reached its time limit")
     assert len(site.slurm.calls("sacct")) == 1

@@ -26,7 +26,7 @@ RESERVATION = (
 
 
 async def until(holds: Callable[[], Awaitable[Any]]) -> Any:
-    """Wait for what the next polls bring; the test's own time limit ends it otherwise."""
+    """Wait until the next polls fulfil a condition; the test's own time limit ends it otherwise."""
     while not (result := await holds()):  # noqa: ASYNC110 - what changes is outside
         await asyncio.sleep(0.02)
     return result
@@ -110,7 +110,7 @@ async def test_while_slurm_is_away_the_last_picture_stays_and_says_so(site: Any)
 
 
 async def test_jobs_are_seen_by_a_look_that_has_not_failed(site: Any) -> None:
-    """So do tests wait for what squeue writes: on a busy machine a look may fail by itself."""
+    """As tests wait for what squeue writes: on a busy machine a poll may fail by itself."""
     watch = site.broker._watch
     site.slurm.fail("scontrol", "slurm_load_jobs error: Unable to contact slurm controller")
     async with watch._polled:

@@ -197,7 +197,7 @@ def test_nodes_and_partitions_are_parsed() -> None:
 
 
 def test_a_partition_takes_or_refuses_accounts_and_qualities() -> None:
-    """A list of those it takes makes that of those it does not take void, as in Slurm."""
+    """A list of accepted accounts overrides the list of refused ones, as in Slurm."""
     every = Partition(name="all")
     assert not every.refuses_account("carme") and not every.refuses_qos("normal") and not every.is_limited
     limited = Partition(name="p", accounts=["vision"], qos=["long"], refused_accounts=["vision"])
@@ -226,7 +226,7 @@ def test_gpus_are_parsed_from_gres(text: str, expected: dict[str, int]) -> None:
     assert tres.gpus_requested(text) == expected
 
 
-#: Every way to ask, as sbatch took it, and what squeue then printed: 24.11 with GPUs in the accounting, and
+#: Each form of request that sbatch took, and what squeue then printed: 24.11 with GPUs in the accounting and
 #: 22.05 without. Fields: restarts, nodes, tasks, TRES, TRES per job, node, socket, task, OverSubscribe.
 REQUESTED = {
     "--gpus=1, running": (

@@ -130,7 +130,7 @@ async def test_rules_that_only_warn_end_nothing(settings: Settings, tmp_path: Pa
     for _ in range(3):
         await site.evaluate(warning)
     assert site.record() == [WARN] and site.policy.warnings()[0].ends is None
-    # Of what can end it the owner is warned first.
+    # The owner is warned first of a rule that can end the job.
     await site.evaluate(alert())
     assert site.record() == [WARN, WARN] and site.stopped == []
     await site.evaluate(alert())

@@ -141,7 +141,7 @@ def samples() -> str:
             ('carme_job_cpus{jobid="77",user="bob",node="n1"}', 64),
         ):
             series.setdefault(name, []).append((value, at))
-        # A third one, in whose middle two ranks trained.
+        # A third job, in which two ranks trained for a while.
         alone = 'carme_job_memory_used_bytes{jobid="9",user="ada",node="n1"}'
         series.setdefault(alone, []).append((GIB, at))
         for rank in ("0", "1") if 600 <= second <= 3000 else ():
@@ -324,7 +324,7 @@ async def test_a_report_has_use_efficiency_and_advice(site: Any) -> None:
     assert report.efficiency["gpu"] == pytest.approx(0.55, abs=0.01)
     assert report.efficiency["memory"] == pytest.approx(3 / 32, abs=0.001)
     assert {advice.topic for advice in report.advice} == {"balance", "memory"}
-    # Bars of letters are for terminals.
+    # Bars of characters are for terminals.
     assert re.search(r"\[#{5,6}\.{4,5}\] 55 % used", as_text(report))
     assert re.search(r'<meter max="1" value="0\.5\d+"[^>]*></meter> <span>55 % used', as_html(report))
     assert "[#" not in as_html(report)

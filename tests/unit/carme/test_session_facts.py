@@ -224,7 +224,7 @@ def test_a_server_that_is_heard_of_after_its_job_was_put_back_is_lost() -> None:
     facts = reported(after_poll(reported(Facts(job=job())), job(JobState.PENDING), at(1), at(1)))
     assert facts.state is SessionState.QUEUED
     facts = reported(after_note(facts, SessionNote(server=ServerStatus.READY), at(2)))
-    # A look that had begun before shows what was, maybe.
+    # A poll that had begun before may show the earlier state.
     early = reported(after_poll(facts, job(JobState.PENDING), at(3), at(1.9)))
     assert early.state is SessionState.READY
     lost = reported(after_poll(early, job(JobState.PENDING), at(4), at(3.9)))

@@ -43,14 +43,14 @@ def missing(
 
 
 def in_german_too(text: str) -> str:
-    """The text, which has its German."""
+    """Return the text; fail unless it has a complete German translation."""
     english = {"must", "use", "your", "jobs", "job", "down", "memory", "kept", "on", "and", "until", "from"}
     assert not english & set(translated(text, "de").split()), translated(text, "de")
     return text
 
 
 def reservation(name: str, begins: int, ends: int, *nodes: str, **values: Any) -> Reservation:
-    """One of so many minutes from now."""
+    """A reservation; it begins and ends so many minutes from now."""
     start, end = (NOW + timedelta(minutes=minutes) for minutes in (begins, ends))
     return Reservation(name=name, start=start, end=end, node_names=list(nodes), **values)
 
@@ -73,7 +73,7 @@ def test_the_jobs_that_use_the_gpus_are_named_with_their_end() -> None:
     who = "your job 2 and 2 jobs of others"
     assert message == f"2 GPUs must become free on n1, in use by {who} until {at(60)} at the latest"
     assert "secret" not in message and "bob" not in message
-    # With all of it the longest counts; without a limit nobody can say.
+    # If all jobs must end, the longest counts; without a time limit no time is named.
     assert missing(waiting(), [busy("n1", 3)], *running_jobs).endswith(f"until {at(600)} at the latest")
     message = missing(waiting(), [busy("n1", 1)], running(1, minutes_limit=None))
     assert message == "1 GPU must become free on n1, in use by 1 job of others"

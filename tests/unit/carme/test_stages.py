@@ -1,4 +1,4 @@
-"""What jobs ask to have near them, and the catalogue of datasets."""
+"""Data that jobs stage to their nodes, and the catalogue of datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""German for the sentences that Carme says outside of the portal's own texts: all that users meet has one."""
+"""German for the sentences of Carme outside of the portal's own texts: each that users read has one."""
 
 import ast
 import importlib.util

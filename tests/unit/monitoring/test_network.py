@@ -94,7 +94,7 @@ def test_a_job_alone_on_the_node_has_what_the_node_carried_since(node: Node):
     assert node.read() == {7: Traffic(0, 0, "node")}
     node.counts("self", eth0=(10_300, 5001))
     assert node.read() == {7: Traffic(300, 1, "node")}
-    # While another job is there nobody knows whose it is, and it stays nobody's.
+    # While another job runs there, nobody knows which job sent it; it is never counted for a job.
     node.jobs[8] = [103]
     node.shares(103, "self")
     node.counts("self", eth0=(20_000, 6000))

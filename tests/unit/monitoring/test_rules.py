@@ -143,7 +143,7 @@ def promtool(folder: Path, *tests: dict[str, Any]) -> subprocess.CompletedProces
         text=True,
         check=False,
         timeout=5 * HANG,
-        # Go looks for garbage only when there is much.
+        # Go collects garbage only when there is much.
         env=os.environ | {"GOGC": "off", "GOMEMLIMIT": "1GiB"},
     )
 

@@ -140,7 +140,7 @@ async def test_a_job_that_appears_after_the_hub_looked_for_it_gets_no_key_and_en
     await site.up()
     assert await site.server() is None
     assert (await site.api("GET", "user", token=site.token(100))).status_code == 403
-    # Nor does it go on for nobody.
+    # Its job does not go on without a session.
     assert site.hub
     await eventually(site.hub.orphan_cleanup.strays, "the hub notices it")
     monkeypatch.setattr(orphan_cleanup, "STRAY", 0.0)

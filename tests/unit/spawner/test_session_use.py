@@ -89,7 +89,7 @@ def test_a_program_that_computes_counts_and_one_that_waits_does_not(
     assert processes.busy() is False
     burning = start(shell, sys.executable, "-c", BURN)
     while burning.cpu_times().user < 0.5:
-        time.sleep(0.02)  # its processor time is not to be ours
+        time.sleep(0.02)  # its processor time must not count as the session's
     clock[0] += 1
     assert processes.busy() is True
 

@@ -35,7 +35,7 @@ async def test_a_users_own_settings_take_no_page_away(site: Site) -> None:
     folder = site.broker.socket.parent / ".jupyter"
     folder.mkdir()
     needed = ("jupyterlab", "jupyter_server_terminals", "jupyterhub.singleuser.extension")
-    # The last is none of the needed ones: images do without it.
+    # `jupyter_lsp` is optional: images do without it.
     off = dict.fromkeys((*needed, "jupyter_lsp"), False)
     lines = [f"c.ServerApp.jpserver_extensions = {off}", "c.ServerApp.sock = 'x.sock'"]
     (folder / "jupyter_server_config.py").write_text("\n".join(lines))
@@ -47,7 +47,7 @@ async def test_a_users_own_settings_take_no_page_away(site: Site) -> None:
     token = site.token(100)
     assert (await site.visit("/lab", token))[0] == 200
     assert (await site.visit("/api/terminals", token, post={}))[0] == 200
-    # What JupyterLab's pages ask for is answered also where there is nothing, or something broken.
+    # Requests of JupyterLab's pages are answered even if an extension is missing or a file is broken.
     assert await site.visit("/lsp/status", token) == (200, b'{"version": 2, "sessions": {}, "specs": {}}')
     (folder / "lab/workspaces").mkdir(parents=True)
     for name, text in (("cut", ""), ("other", "{}"), ("whole", '{"data": {}, "metadata": {"id": "w"}}')):

@@ -99,7 +99,7 @@ class MemorySlurm:
         return StartEstimate(nodes="n1", start=start)
 
     async def cancel(self, job: str, owner: UnixAccount) -> None:
-        """What is cancelled leaves the queue at once; a task that waits with others leaves these."""
+        """Remove a job from the queue at once; of tasks that wait together, remove only the cancelled one."""
         number, task = arrays.read_name(job) if "[" not in job else (int(job.partition("_")[0]), None)
         found = [
             item

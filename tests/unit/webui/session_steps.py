@@ -38,7 +38,7 @@ def without_times(page: str) -> str:
 
 
 def rounds(*, seconds: float = 0) -> None:
-    """One round of all that the portal does by itself, after a while."""
+    """Run all background tasks of the portal once, after a while."""
     for session in Session.objects.all():
         for field in ("created", "changed", "requested_at"):
             if value := getattr(session, field):

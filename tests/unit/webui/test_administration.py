@@ -142,7 +142,7 @@ def test_nodes_say_their_state_in_words_and_follow_a_change(root: Browser, broke
     answer = root.send("/admin/nodes/", "/admin/nodes/n1/", do="drain", reason="fan")
     page = text(root.get(answer["Location"]))
     assert "sent to Slurm" in page and "every 3s" in page
-    # However often it asks, it asks for the same.
+    # Each reload requests the same address.
     again = text(root.get(f"{answer['Location']}&live=1"))
     assert again.count("live=1") == 1
     drained = first.model_copy(update={"state": "IDLE+DRAIN", "available": False, "reason": "fan"})

@@ -112,7 +112,7 @@ def test_without_a_token_there_is_nothing(db: None, header: str) -> None:
 
 
 def test_a_login_is_no_token(browser: Browser) -> None:
-    """So that no page elsewhere can use the API with a browser's cookies."""
+    """Otherwise a page of another site could use the API with a browser's cookies."""
     problem(browser.get("/api/v1/jobs"), 401)
 
 

@@ -30,7 +30,7 @@ from .fake_broker import FakeBroker, make_job, make_session
 from .fake_hub import FakeHub
 from .session_steps import NAME, PAGE, rounds, start
 
-#: Of each GPU: its job, whose that is, and the share of time in which it worked.
+#: The job of each GPU, its owner, and the share of time in which the GPU worked.
 GPUS = {("n1", 0): (7, "alice", 0.9), ("n1", 1): (7, "alice", 0.0), ("n1", 2): (8, "bob", 0.5)}
 
 

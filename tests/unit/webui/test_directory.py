@@ -200,7 +200,7 @@ def test_who_is_an_administrator_follows_the_group(
     User.objects.update(is_staff=True)
     second = Browser()
     answer = sign_in(second, "dora", "pw of dora")
-    # A group that there is not is a mistake of the site's, and no reason to believe what was true once.
+    # A missing group is an error of the site; the earlier membership does not count then.
     assert "does not answer" in answer.content.decode()
 
 

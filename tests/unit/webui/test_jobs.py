@@ -311,7 +311,7 @@ def test_the_form_begins_with_the_template_of_a_framework(browser: Browser, name
 
 
 def test_the_template_of_a_framework_has_the_image_of_its_name(browser: Browser) -> None:
-    """Where the site has one; else the default one."""
+    """If the site has such an image; otherwise the default one."""
     folder = Path(settings.SITE.images.directory)
     added = [folder / "dask.sif", folder / "dask.json"]
     try:
@@ -379,7 +379,7 @@ def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_mor
     form = BeautifulSoup(browser.get("/jobs/submit/?job=50").content, "html.parser")
     area, hidden = form.select_one("textarea[name=script]"), form.select_one("[name=script_encoding]")
     assert area and hidden and "stay as they are" in form.get_text(" ", strip=True)
-    # As a browser sends it: the first line end behind the tag is none, the others are those of Windows.
+    # As a browser sends it: it drops the first line end behind the tag, and the others are those of Windows.
     script = area.get_text().removeprefix("\n").replace("\n", "\r\n")
     fields = FIELDS | {"script_encoding": str(hidden["value"])}
     browser.send("/jobs/submit/?job=50", "/jobs/submit/", script=script + "print('ü')\r\n", **fields)

@@ -70,7 +70,7 @@ def test_what_changes_while_it_is_queried_is_not_missed(remembering: None) -> No
     def query() -> int:
         queried.append(1)
         if len(queried) == 1:
-            notifier.notify_all()  # after the look, before the answer
+            notifier.notify_all()  # after the poll, before the answer
         return len(queried)
 
     assert [shared("test", query) for _ in range(3)] == [1, 2, 2]
@@ -503,7 +503,7 @@ def test_who_is_named_in_a_booking_may_use_it(alice: User, bob: User) -> None:
         start=now, end=now + timedelta(hours=2), state="approved", reserved=now,
     )  # fmt: skip
     assert Booking.usable(alice, now) == [row] == Booking.usable(bob, now)
-    assert Booking.usable(ali, now) == [] == Booking.related_to(ali)  # a part of a name is none
+    assert Booking.usable(ali, now) == [] == Booking.related_to(ali)  # a part of a name does not match
     Booking.objects.update(offered_to=ali)
     assert Booking.related_to(ali) == [row] and Booking.usable(ali, now) == []
     Booking.objects.update(state="ended")

@@ -26,7 +26,7 @@ JOBS = {"alice": (1, "research"), "bob": (2, "research"), "carol": (3, "physics"
 
 
 def samples() -> str:
-    """A job of each user over the last hour, and figures of nobody's."""
+    """Series of a job of each user over the last hour, and of no user."""
     now = int(time.time())
     lines = ["# TYPE carme_job_cpus gauge"]
     for user, (job, account) in JOBS.items():
@@ -102,7 +102,7 @@ def test_what_cannot_be_held_to_a_scope_is_refused(query: str) -> None:
         SCOPE.query(query)
 
 
-#: Ways to the series of others; each must show nothing of theirs.
+#: Queries for the series of other users; each must return none of them.
 ATTACKS = [
     "carme_job_cpus",
     'carme_job_cpus{user="bob"}',

@@ -223,7 +223,7 @@ def test_each_user_chooses(browser: Browser, reachable: User, post: MailServer) 
     notify(reachable, "Ready.", Kind.SESSION_READY)
     notify(reachable, "Ends.", Kind.SESSION_ENDS)
     assert not notices_of(reachable, Kind.SESSION_READY) and not notices_of(reachable, Kind.SESSION_ENDS)
-    notify(reachable, "Account.", Kind.ACCOUNT)  # what nobody can do without
+    notify(reachable, "Account.", Kind.ACCOUNT)  # what cannot be turned off
     assert unread(reachable) == 2 and send_due() == 1
     choose(mail=["session-ends"])
     reachable.refresh_from_db()

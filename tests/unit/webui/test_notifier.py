@@ -48,7 +48,7 @@ async def test_users_who_wait_are_woken_by_changes_of_their_own() -> None:
 
 
 async def subscribed(*notifiers: Notifier) -> None:
-    """Wait until these hear of changes in this event loop: Redis knows of a subscription before they do."""
+    """Wait until these notifiers receive changes in this event loop: Redis knows a subscription earlier."""
     loop = asyncio.get_running_loop()
     while not all(loop in each._listeners and each._listeners[loop].hears for each in notifiers):  # noqa: ASYNC110
         await asyncio.sleep(0.001)

@@ -34,7 +34,7 @@ def vision(alice: User, broker: FakeBroker) -> Project:
 
 
 def end(broker: FakeBroker, row: OwnImage, state: str = "COMPLETED", **result: Any) -> None:
-    """The job that builds it ends, and has left this."""
+    """End the job that builds the image, with this result."""
     assert row.job_id is not None
     job = broker.queue[row.job_id]
     broker.put(job.model_copy(update={"state": JobState(state), "ended": NOW, "exit_code": 0}))

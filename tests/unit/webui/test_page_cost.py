@@ -1,4 +1,4 @@
-"""What a page costs in round trips: questions to Redis and to the database, which no busy machine changes."""
+"""What a page costs in round trips to Redis and the database, whose number no busy machine changes."""
 
 import threading
 from datetime import timedelta

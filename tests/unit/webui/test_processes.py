@@ -125,7 +125,7 @@ class Portal:
             return answer.status
 
     def open(self, process: int, path: str, cookies: str = "") -> http.client.HTTPResponse:
-        """A page as this process makes it: the others, which have the same socket, stand still meanwhile."""
+        """Open a page in this process: stop the other processes of the same socket meanwhile."""
         stopped = [number for number in self.processes if number != process]
         for number in stopped:
             os.kill(number, signal.SIGSTOP)
@@ -209,7 +209,7 @@ def test_each_process_hears_of_a_change_and_a_dead_one_is_replaced(portal: Porta
     notifier.notify(["alice"])
     for stream in streams:
         hears(stream)
-    for process in portal.processes:  # their pages agree
+    for process in portal.processes:  # their pages show the same version
         until(
             lambda process=process: (
                 version_of(portal.open(process, "/", cookies)) == notifier.version("alice")

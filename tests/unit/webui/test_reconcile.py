@@ -1,4 +1,4 @@
-"""Bookings and Slurm's reservations agree again after any outage."""
+"""The sync makes Slurm's reservations match the bookings after any outage."""
 
 import itertools
 from datetime import datetime, timedelta

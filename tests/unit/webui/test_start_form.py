@@ -327,7 +327,7 @@ def test_a_card_says_what_is_in_the_image_and_when_it_was_built(
     assert shown == ["torch 2.13", "keras 3.15", "numpy 2.1"]
     (more,) = card.select("a")
     assert more.text == "3 more Big" and browser.get(str(more["href"])).status_code == 200
-    # The first of an alphabet say nothing where there are some that people look for.
+    # If there are well-known packages, the first ones of the alphabet are not shown.
     few = {"file": tmp_path / "big.sif", "packages": {"aiohttp": "3.9", "jupyterlab": "4.6"}}
     known = card_of(Image.model_validate(manifest | few))
     assert (known.inside, known.further) == ((("jupyterlab", "4.6"),), 1)
@@ -490,7 +490,7 @@ def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker:
         (8, [8, 8, 8], "All GPUs are free."),
         (3, [3, 5, 7], "Slurm expects 7 to be free from"),
         (3, [3, 3, 3], "No more are expected"),
-        (3, [8, 8, 8], "No more are expected"),  # what is in use now, the plan knows nothing of
+        (3, [8, 8, 8], "No more are expected"),  # the plan does not include what is in use now
     ],
 )
 def test_the_plan_does_not_contradict_what_is_free_now(free: int, plan: list[int], words: str) -> None:

@@ -198,7 +198,7 @@ def test_calendar_and_mails_are_by_the_browsers_clocks(
     assert "Times are in Asia/Tokyo." in page
     cells = BeautifulSoup(browser.get("/bookings/").content, "html.parser").select("a.free")
     assert str(cells[0]["data-start"]).endswith("+09:00")
-    # Who comes next, from elsewhere, gets nothing of it.
+    # The next user, in another time zone, is not affected.
     assert "Times are in Europe/Berlin." in words(bobs_browser.get("/bookings/"))
     # It is kept for mails, which no browser asks for.
     alice.refresh_from_db()

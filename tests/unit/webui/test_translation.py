@@ -1,4 +1,4 @@
-"""German: every text of the portal has one, the compiled file is that of the readable one, pages use it."""
+"""German: every text of the portal has a translation, the compiled file is current, and pages use it."""
 
 import gettext
 import importlib.util

@@ -29,7 +29,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """In memory, and where other users can go."""
+    """A folder in memory that other users can enter."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         os.chmod(folder, 0o711)
         yield Path(folder)
@@ -141,12 +141,12 @@ def test_what_cannot_be_copied_is_not_taken_for_complete(memory: Path) -> None:
         "cache = Cache(sys.argv[1]); print(cache.hold(sys.argv[2], sys.argv[3])[2], len(cache.known()))"
     )
     words = [memory / "cache", stage(memory / "data").key, memory / "data"]
-    # The system's Python: the tests' own may lie where only root can look.
+    # The system's Python: the tests' own may be where only root can read.
     command = ["/usr/bin/python3", "-I", "-c", program, *map(str, words)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, **unprivileged)
     assert ended.returncode and "d0/f0: you have no permission" in ended.stderr
     (memory / "data/d0/f0").chmod(0o644)
-    # It was not there: what the first left is not taken for a copy.
+    # The cache had no copy: what the first attempt left does not count as one.
     assert (
         subprocess.run(command, capture_output=True, text=True, check=True, **unprivileged).stdout
         == "False 1\n"
@@ -252,7 +252,7 @@ def _is_known(uid: int) -> bool:
 
 @root
 def test_planted_symlinks_lead_root_nowhere(node: Path, tmp_path: Path) -> None:
-    """Whatever a job's owner puts there, what only root may read or remove stays unread and where it is."""
+    """Whatever a job's owner puts there, root neither reads nor removes files of root."""
     secret = tmp_path / "secret"
     secret.mkdir(mode=0o700)
     (secret / "key").write_text("secret")
@@ -369,9 +369,9 @@ def test_one_users_folder_does_not_keep_others_from_being_tidied(
     forge += f"; echo '{{\"bytes\": 99999999999999}}' >{copy}/about.json"
     subprocess.run(["sh", "-c", forge], check=True, user=1, group=1, extra_groups=[])
     janitor = Janitor(node, 1 << 20)
-    assert janitor.tidy() == 1  # it has something to say
+    assert janitor.tidy() == 1  # a failure to report
     assert not os.listdir(node / "jobs")
-    # What is written down about a copy removes nothing: it takes 4 KiB.
+    # A forged record about a copy removes nothing: the copy takes 4 KiB.
     assert (copy / "data/x").exists()
 
 

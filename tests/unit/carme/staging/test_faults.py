@@ -87,7 +87,7 @@ def test_a_copy_that_is_killed_at_any_moment_resumes(memory: Path) -> None:
     chance = random.Random(7)
     while killed < KILLS:
         for turn in range(min(5, KILLS - killed)):
-            # One goes on where the other was killed.
+            # Each copy resumes where the one before was killed.
             engine = chance.choice(("auto", "python"))
             delay, begun = chance.uniform(0.05, longest), time.monotonic()
             if not kill_at(source, target, delay, "--engine", engine):
@@ -363,7 +363,7 @@ def test_what_may_not_be_read_is_reported(memory: Path) -> None:
     target.mkdir()
     os.chown(target, 65534, 65534)
     program = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from carme.cli import program; program()"
-    # The system's Python: the tests' own may lie where only root can look.
+    # The system's Python: the tests' own may be where only root can read.
     ended = subprocess.run(
         ["/usr/bin/python3", "-I", "-c", program, "data", "copy", str(source), str(target)],
         capture_output=True,

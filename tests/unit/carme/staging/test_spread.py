@@ -102,7 +102,7 @@ def test_what_the_workers_cannot_copy_is_reported_at_the_end(memory: Path) -> No
 def test_what_dsync_copies_is_verified_and_repaired(
     memory: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """Commands stand in for srun and dsync, which needs MPI; what dsync spoils is found and mended."""
+    """Commands stand in for srun and dsync, which needs MPI; what dsync damages is found and repaired."""
     source, target, programs = memory / "source", memory / "target", memory / "bin"
     many(source, 3, 5)
     programs.mkdir()

@@ -198,7 +198,7 @@ async def test_the_panel_draws_the_charts_of_the_jobs_page(front: Front, page: P
     assert "/jobs/7/use/" in paths and not [path for path in paths if "metrics" in path], paths
 
 
-#: Collects the texts of JupyterLab's messages, also of those that have gone again.
+#: Collects the texts of JupyterLab's messages, also of those that have disappeared.
 LISTEN = """() => {
     window.shownMessages = '';
     new MutationObserver(() => {
@@ -209,7 +209,7 @@ LISTEN = """() => {
 
 
 async def message_appears(page: Page, words: str) -> None:
-    """Wait until one of JupyterLab's messages says it."""
+    """Wait until one of JupyterLab's messages contains these words."""
     await page.wait_for_function("words => window.shownMessages.includes(words)", arg=words)
 
 
@@ -252,7 +252,7 @@ async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_b
     assert file.read_text() == "first line\ntyped in time"
 
 
-#: Asks the session as JupyterLab's parts do; whether it was let through.
+#: Sends a request to the session as JupyterLab's parts do; returns whether it passed.
 ASK = """path => Promise.race([
     fetch(`${path}api/contents`).then(() => true),
     new Promise(done => setTimeout(done, 1000, false)),
@@ -307,7 +307,7 @@ async def test_a_session_that_has_ended_starts_again_from_its_dialog(ending: Fro
     await again.click()
     await expect(fresh_page.locator("#carme-session-time")).to_have_text("Starting again")
     assert ending.sent is None, "what it holds may be needed"
-    # Nobody waits for ever without a word.
+    # The dialog does not wait for ever without a message.
     await fresh_page.clock.fast_forward("01:10")
     await expect(dialog).to_contain_text("Try again in a minute.")
     await again.click()

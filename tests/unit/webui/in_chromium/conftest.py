@@ -63,7 +63,7 @@ def address(transactional_db: None, settings) -> Iterator[str]:
     pages = Pages()  # now that the static files are there
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        listening.listen()  # a browser that comes before the server waits
+        listening.listen()  # a browser that connects before the server accepts waits
         server = uvicorn.Server(uvicorn.Config(pages, log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
