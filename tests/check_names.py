@@ -8,7 +8,7 @@ outside of comments and texts count. EARLIER has what must stay.
 
 Words of WHOLE are refused where they are the whole name of a function or class of the product. In each folder
 of CLEARED, its words are refused as the whole name of anything: a variable, parameter, attribute or keyword
-too. For a file that is in several of them, the innermost counts.
+too, but for those that STILL names of an inner folder or a file.
 
 Words and phrases of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python,
 in pages of documentation, and in templates, scripts and configuration. There a program reports, prints,
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from itertools import pairwise
 from pathlib import Path
 
@@ -86,16 +86,19 @@ VARIABLES = {
     "whom": "target, user",
     "whose": "owner, labels",
 }
-#: Those of them that a folder, or a file, has none of.
-CLEARED: dict[str, Collection[str]] = {
+#: Those of them that a folder has none of.
+CLEARED: dict[str, Set[str]] = {
     **dict.fromkeys(("ansible", "carme", "monitoring", "spawner", "tests", "webui"), VARIABLES.keys()),
     "containers": VARIABLES.keys() - {"mine", "other", "others", "say", "theirs"},
+}
+#: Words of a cleared folder that a folder in it, or a file, still has.
+STILL: dict[str, Collection[str]] = {
+    **dict.fromkeys(("tests/cluster", "tests/demo_site.py", "tests/frameworks"), ("other",)),
     **dict.fromkeys(
-        ("tests/cluster", "tests/demo_site.py", "tests/frameworks"), VARIABLES.keys() - {"other"}
+        ("tests/benchmarks", "tests/native", "tests/unit/runtime"), VARIABLES.keys() - {"made", "one"}
     ),
-    "tests/sites": VARIABLES.keys() - {"mine", "other"},
-    **dict.fromkeys(("tests/benchmarks", "tests/native", "tests/unit/runtime"), ("made", "one")),
-    "tests/gpu": (),
+    "tests/gpu": VARIABLES.keys(),
+    "tests/sites": ("mine", "other"),
 }
 
 #: Earlier names that still work and warn, and what is in databases, journals and pickles: each with its
@@ -245,18 +248,17 @@ def found_variables() -> list[str]:
     """Names of the folders of CLEARED that are one of its words as a whole, likewise."""
     return [
         f"{file}:{line}: {name!r}. Write: {VARIABLES[name.strip('_').lower()]}."
-        for file in _listed("*.py")
-        if (words := _cleared_of(file)) and "/migrations/" not in file
+        for folder, words in CLEARED.items()
+        for file in _listed(f"{folder}/*.py")
         for name, line in definitions(ast.parse((ROOT / file).read_text()))
-        if name.strip("_").lower() in words
-        if not file.endswith(EARLIER.get(name, ()))
+        if name.strip("_").lower() in words and "/migrations/" not in file
+        if not file.endswith(EARLIER.get(name, ())) and name.strip("_").lower() not in _still_in(file)
     ]
 
 
-def _cleared_of(file: str) -> Collection[str]:
-    """The words that no name in a file is as a whole, by the innermost folder of CLEARED that it is in."""
-    folders = [folder for folder in CLEARED if file == folder or file.startswith(f"{folder}/")]
-    return CLEARED[max(folders, key=len)] if folders else ()
+def _still_in(file: str) -> set[str]:
+    """The words of STILL for a file."""
+    return {word for place, words in STILL.items() if f"{file}/".startswith(f"{place}/") for word in words}
 
 
 def words_of(name: str) -> set[str]:

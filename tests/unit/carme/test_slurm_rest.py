@@ -368,7 +368,7 @@ async def test_slurm_away_behind_slurmrestd_is_reported(rest: RecordedRest, slur
         assert caught.value.code == "slurm-away"
 
 
-async def test_a_refused_token_is_reported_without_showing_it(
+async def test_a_refused_token_is_named_by_its_file_alone(
     rest: RecordedRest, slurm: SlurmRest, socket: Path
 ) -> None:
     rest.token = "another"
