@@ -94,9 +94,7 @@ CLEARED: dict[str, Set[str]] = {
 #: Words of a cleared folder that a folder in it, or a file, still has.
 STILL: dict[str, Collection[str]] = {
     **dict.fromkeys(("tests/cluster", "tests/demo_site.py", "tests/frameworks"), ("other",)),
-    **dict.fromkeys(
-        ("tests/benchmarks", "tests/native", "tests/unit/runtime"), VARIABLES.keys() - {"made", "one"}
-    ),
+    **dict.fromkeys(("tests/benchmarks", "tests/native"), VARIABLES.keys() - {"made", "one"}),
     "tests/gpu": VARIABLES.keys(),
     "tests/sites": ("mine", "other"),
 }

@@ -40,22 +40,22 @@ while True:
 @pytest.fixture
 def rank() -> Iterator[Any]:
     """The rank, its watcher's number, and the other end of its connection."""
-    ours, other = socket.socketpair()
+    connection, peer = socket.socketpair()
     path = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
-        [sys.executable, "-c", RANK, str(other.fileno())],
-        pass_fds=[other.fileno()], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", RANK, str(peer.fileno())],
+        pass_fds=[peer.fileno()], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    other.close()
-    ours.settimeout(HANG)
+    peer.close()
+    connection.settimeout(HANG)
     assert process.stdout
     try:
-        yield process, int(process.stdout.readline()), ours
+        yield process, int(process.stdout.readline()), connection
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-        ours.close()
+        connection.close()
 
 
 def state(pid: int) -> str:

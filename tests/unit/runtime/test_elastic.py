@@ -125,7 +125,7 @@ def members(*counts: int, lost: tuple[str, ...] = ()) -> Members:
     return Members(tuple(present), lost, len(counts))
 
 
-def test_seats() -> None:
+def test_seats_of_lost_ranks_are_filled_again() -> None:
     everybody = members(1, 1, 1)
     first = place(everybody, ranks=6)
     seats = Seats(first, 6)

@@ -49,15 +49,15 @@ class Rank:
     def post(
         self, function: str, rank: int, queue: int, arguments: tuple[Any, ...], entries: int = 1
     ) -> None:
-        other = self._ranks[rank]
+        receiver = self._ranks[rank]
         if function == "write_notify":
             _, at, _, _, there, size, *note = arguments
-            other.memory[there : there + size] = self.memory[at : at + size]
+            receiver.memory[there : there + size] = self.memory[at : at + size]
         else:
             note = arguments[2:]
-        with other._changed:
-            other._notes[note[0]] = note[1]
-            other._changed.notify_all()
+        with receiver._changed:
+            receiver._notes[note[0]] = note[1]
+            receiver._changed.notify_all()
 
     def waitsome(self, segment: int, first: int, count: int, timeout: int) -> int:
         with self._changed:

@@ -394,11 +394,11 @@ def test_keras_on_another_backend_than_torch_is_refused_in_a_sentence(
     )
 
 
-@pytest.mark.parametrize("other", ["tensorflow", "jax"])
-def test_keras_on_torch_may_take_its_data_from_another_framework(other: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_keras_on_torch_may_take_its_data_from_another_framework(backend: str, tmp_path: Path) -> None:
     write_keras(tmp_path, "torch")
     (tmp_path / "torch.py").touch()
-    done = run_python(f"import torch, keras.src.backend.{other}.core; print('goes on')", tmp_path)
+    done = run_python(f"import torch, keras.src.backend.{backend}.core; print('goes on')", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "goes on\n", "")
 
 

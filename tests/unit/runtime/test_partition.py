@@ -196,7 +196,7 @@ def test_what_is_not_requested_is_chosen():
     assert plan(graph, Request(2, 16, stages=2, batch_norm="exact")).schedule.micro_batches == 1
 
 
-def test_cuts_by_name():
+def test_cuts_are_chosen_by_name():
     graph = network([1] * 6, beside={3})
     found = plan(graph, Request(2, 8, micro_batches=2, cut_points=("layer2",)))
     assert found.cuts == (2,) and found.schedule.ranks == 2

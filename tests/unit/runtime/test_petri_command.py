@@ -154,7 +154,7 @@ def test_what_is_wrong_is_one_sentence(
     assert not list(script.parent.glob("squares-*"))  # nothing is made in vain
 
 
-def test_nobody_runs_it_any_more(script: Path, folder: Path):
+def test_a_net_that_no_program_runs_is_reported(script: Path, folder: Path):
     with running(script, folder, "--stay"):
         attached = Net.attach(folder)
     with pytest.raises(PetriError, match="The program that ran the net has ended"):

@@ -102,14 +102,14 @@ def test_a_node_of_which_something_hangs_is_not_waited_for_for_ever(
     monkeypatch.setattr(serving, "_BEAT_SECONDS", 0.05)
     monkeypatch.setattr(serving, "_HANGS", 0.3)
     monkeypatch.setattr(serving, "_STILL", 1)
-    others = set(threading.enumerate())
+    earlier = set(threading.enumerate())
     source, target = serve(nodes[0]), serve(nodes[1])
     busy = Store(nodes[0].identity, nodes[0].folder, 0, [], "n1")
     with busy.locked():
         pull, found = pull_in_thread(target, source.where)
         pull.join(HANG / 3)
         assert found == [False]
-    for each in set(threading.enumerate()) - others:
+    for each in set(threading.enumerate()) - earlier:
         if each.name.endswith("(_serve)"):  # finds that nobody takes the bytes any more, and says nothing
             each.join(HANG)
 

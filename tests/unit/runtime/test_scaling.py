@@ -306,7 +306,7 @@ def test_the_simulation_itself_is_unsure_as_soon_as_ranks_communicate() -> None:
     assert (paired.high - paired.low) / paired.step.ms > 0.15
 
 
-def test_what_would_move_the_limit() -> None:
+def test_remedies_that_move_the_limit_are_named() -> None:
     prediction = predict(small(), Machine(parse_network("1 Gbit/s, 20 us")), upto=16)
     what = [remedy.what for remedy in prediction.remedies]
     assert "bf16 on the wire" in what and "a network four times as fast" in what
@@ -315,7 +315,7 @@ def test_what_would_move_the_limit() -> None:
     assert "staged data, or more workers that load it" in [remedy.what for remedy in starved.remedies]
 
 
-def test_what_would_move_the_limit_of_memory() -> None:
+def test_remedies_that_move_the_limit_of_memory_are_named() -> None:
     """A larger batch is no remedy where a rank has no memory for it. What does not run is not faster."""
     roomy, tight = (small(memory=Memory(100, 10, 100 + count * 10)) for count in (128, 64))
     assert [remedy.what for remedy in predict(roomy, upto=1).remedies] == ["a batch of 128 instead of 64"]
@@ -388,7 +388,7 @@ def test_changes_take_limits_away() -> None:
         ("200 Gbps, 1.5 µs", 200e9, 1.5),
     ],
 )
-def test_descriptions_of_networks(text: str, rate: float, latency: float) -> None:
+def test_descriptions_of_networks_are_parsed(text: str, rate: float, latency: float) -> None:
     links = parse_network(text)
     assert links.milliseconds(0) * 1000 == pytest.approx(latency)
     assert (links.milliseconds(8 * MIB) - links.milliseconds(0)) / 1000 == pytest.approx(8 * MIB * 8 / rate)
@@ -398,7 +398,7 @@ def test_descriptions_of_networks(text: str, rate: float, latency: float) -> Non
 @pytest.mark.parametrize(
     "text", ["", "fast", "10", "0 Gbit/s", "10 Gbit/s, fast", "10 Gbit/s, 2 us, 3", "2 us"]
 )
-def test_a_network_that_cannot_be_read(text: str) -> None:
+def test_a_network_that_cannot_be_parsed_is_refused(text: str) -> None:
     with pytest.raises(ScalingError, match=re.escape(f"The network '{text}' cannot be read. Write")):
         parse_network(text)
 
@@ -455,13 +455,13 @@ def test_a_result_holds_what_is_predicted_for_nodes_and_gpus(tmp_path: Path) -> 
 def test_a_result_is_saved_for_another_network_and_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, other = tmp_path / "scale.json", tmp_path / "slow.json"
+    file, saved = tmp_path / "scale.json", tmp_path / "slow.json"
     scaling.save(small(), file)
     network = ["--network", "100 Mbit/s, 20 us", "--batch", "32"]
-    assert main([str(file), *network, "--save", str(other)]) == 0
-    changed = scaling.load(other)
+    assert main([str(file), *network, "--save", str(saved)]) == 0
+    changed = scaling.load(saved)
     assert changed.batch == 32 and changed.links.source == "given: 100 Mbit/s, 20 us"
-    assert json.loads(other.read_text())["curve"]["batch"] == 32
+    assert json.loads(saved.read_text())["curve"]["batch"] == 32
     assert scaling.load(file) == small()
     capsys.readouterr()
     assert main([str(file), "--save", str(tmp_path / "gone" / "x.json")]) == 1
@@ -509,7 +509,7 @@ def _changed(change: Callable[[dict], object]) -> str:
         (_changed(lambda c: c.update(more=1)), "holds a damaged result"),
     ],
 )
-def test_results_that_cannot_be_used(
+def test_a_result_that_cannot_be_used_is_refused(
     tmp_path: Path, text: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "scale.json"
@@ -547,7 +547,7 @@ def test_the_command_shows_a_table_json_and_a_curve(
         assert capsys.readouterr().err.startswith("carme_runtime.scaling: ")
 
 
-def test_the_most_ranks_with_an_efficiency_that_one_chooses(
+def test_the_most_ranks_follow_the_chosen_efficiency(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "scale.json"
@@ -570,7 +570,7 @@ def test_the_most_ranks_with_an_efficiency_that_one_chooses(
         assert f"--efficiency {wrong} is not possible. Give more than 0" in capsys.readouterr().err
 
 
-def test_what_probes_of_all_frameworks_share() -> None:
+def test_probes_of_all_frameworks_measure_the_same_batches() -> None:
     assert sampling.batches(32) == [1, 2, 4, 8, 16, 32] and sampling.batches(1) == [1]
     assert sampling.batches(1000)[0] == 16 and len(sampling.batches(1000)) == 7
     assert sampling.common_batch([32, 32, 8]) == sampling.common_batch([8, 32], 32) == 32
@@ -583,7 +583,7 @@ def test_what_probes_of_all_frameworks_share() -> None:
     assert sampling.spread([1.0, 1.0, 1.0, 9.0]) == 0.0
 
 
-def test_when_gradients_are_complete_in_the_backward_pass() -> None:
+def test_the_moment_of_complete_gradients_is_computed() -> None:
     assert sampling.shares([13.0, 12.0, 11.0], 10.0) == pytest.approx((1.0, 2 / 3, 1 / 3))
     assert sampling.shares([9.0, 12.0], 10.0) == (0.0, 1.0)  # a clock that ran before the loss was there
     assert sampling.shares([10.0, 10.0], 10.0) == (1.0, 1.0) and sampling.shares([], 10.0) == ()
