@@ -95,7 +95,6 @@ CLEARED: dict[str, Set[str]] = {
 STILL: dict[str, Collection[str]] = {
     **dict.fromkeys(("tests/cluster", "tests/demo_site.py", "tests/frameworks"), ("other",)),
     **dict.fromkeys(("tests/benchmarks", "tests/native"), VARIABLES.keys() - {"made", "one"}),
-    "tests/gpu": VARIABLES.keys(),
     "tests/sites": ("mine", "other"),
 }
 
