@@ -59,7 +59,7 @@ def scontrol(demo: DemoSite, *words: str, user: str | None = None) -> None:
     demo.run("head", "scontrol", *words, user=user)
 
 
-def test_a_session_stays_known_when_its_job_gets_other_words(demo: DemoSite) -> None:
+def test_a_session_stays_known_when_its_jobs_comment_and_name_change(demo: DemoSite) -> None:
     with demo.visitor("user1") as visitor:
         name = visitor.start(OPTIONS)
         visitor.wait(name, "ready", timeout=HANG)

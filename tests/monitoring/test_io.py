@@ -30,9 +30,7 @@ def job(demo: DemoSite) -> Iterator[int]:
     demo.run("head", "scancel", done.stdout.strip())
 
 
-def test_what_a_job_reads_and_writes_is_reported_wherever_its_owner_looks(
-    page: Page, demo: DemoSite, job: int
-) -> None:
+def test_io_of_a_job_is_reported_in_every_view_of_its_owner(page: Page, demo: DemoSite, job: int) -> None:
     def moved(name: str, **labels: str) -> float:
         return max(
             scrape_node(demo, "n1").values(f"carme_{name}_bytes_total", jobid=str(job), **labels), default=0

@@ -160,7 +160,7 @@ def test_what_stands_in_the_way_is_named(
     assert words in found[name]["detail"] and found[name]["remedy"]
 
 
-def test_a_host_whose_python_suffices_for_ansible_alone_learns_what_it_needs() -> None:
+def test_a_python_that_suffices_for_ansible_alone_is_reported() -> None:
     """Ansible's modules run with Python 3.9, as Red Hat 9 has it, and so does this look."""
     code = (
         "import os, runpy, sys; sys.version_info = (3, 9, 2, 'final', 0); del sys.argv[0]; "
@@ -256,7 +256,7 @@ def test_an_absent_slurm_is_reported(site: Callable[..., dict[str, Any]]) -> Non
 
 
 @pytest.mark.parametrize("form", ["Prolog = {}\n", "Prolog[0] = /nowhere/prolog\nProlog[1] = {}\n"])
-def test_the_prolog_of_the_site_should_call_ours(
+def test_a_prolog_of_the_site_that_does_not_call_carmes_is_reported(
     site: Callable[..., dict[str, Any]], tmp_path: Path, form: str
 ) -> None:
     """Later versions of Slurm number what may be several."""

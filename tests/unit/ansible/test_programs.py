@@ -270,7 +270,7 @@ def test_the_prolog_has_io_counted_where_control_groups_are_of_version_two(
     assert not job.exists()
 
 
-def test_a_kernel_that_counts_no_io_keeps_no_job_back(
+def test_jobs_start_on_a_kernel_that_counts_no_io(
     node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     refused = tmp_path / "cgroup/system.slice/slurmstepd.scope/cgroup.subtree_control"

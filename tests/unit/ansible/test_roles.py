@@ -228,7 +228,7 @@ def test_the_group_of_slurm_clients_is_named_only_where_it_may_have_hosts(instal
     assert ("slurm_client" in remedy.render(carme_installs_slurm=installs)) == installs
 
 
-def test_a_run_that_made_postgresqls_account_alone_is_gone_on_with() -> None:
+def test_an_interrupted_run_with_only_postgresqls_account_is_continued() -> None:
     """PostgreSQL's account and database are each made where they are missing, not one with the other."""
     tasks = yaml.safe_load((ANSIBLE / "roles/postgresql/tasks/main.yml").read_text())
     environment = Environment(autoescape=False)
@@ -301,7 +301,7 @@ def test_nothing_fails_between_a_change_and_the_start_of_its_service(role: Path)
     assert restarts
 
 
-def test_all_that_makes_the_broker_start_anew_is_known_to_that_test() -> None:
+def test_changes_that_restart_the_broker_are_found() -> None:
     """Its own unit, those of homes and quotas, and pyslurm, by way of a fact that another file sets."""
     tasks = list(flat_tasks(ANSIBLE / "roles/broker/tasks/main.yml"))
     (place,) = (number for number, task in enumerate(tasks) if task["name"] == "Start the broker")

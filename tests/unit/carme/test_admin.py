@@ -128,7 +128,7 @@ GIVEN = {Path("/home"): QuotaSettings(limit_gb=100), Path("/scratch"): QuotaSett
 
 
 @pytest.mark.parametrize("quotas", [{}, GIVEN])
-async def test_quotas_are_seen_to_each_time(
+async def test_quotas_are_set_at_each_enrolment(
     portal: Any, systemd: Systemd, default: None, quotas: Any
 ) -> None:
     message = ["saw to the quotas on /home and /scratch"] if quotas else []

@@ -94,7 +94,7 @@ async def test_a_job_is_submitted_with_all_its_options_and_its_own_folder(
     assert (job.key, job.kind, job.image, job.user) == (key, "session", "torch", "ada")
 
 
-async def test_programs_of_a_user_run_as_that_user_and_know_nothing_of_ours(
+async def test_programs_of_a_user_run_as_that_user_without_the_brokers_environment(
     site: Any, order: JobRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_BROKER", "1")

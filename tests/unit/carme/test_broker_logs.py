@@ -110,7 +110,9 @@ async def test_a_script_that_is_no_utf_8_reaches_the_job_as_it_is(site: Any, req
     assert contents.to_bytes((await site.client.script("old.sh")).text) == data
 
 
-async def test_what_an_owner_wrote_into_a_request_is_checked_anew(site: Any, request_: JobRequest) -> None:
+async def test_a_stored_request_that_its_owner_changed_is_checked_again(
+    site: Any, request_: JobRequest
+) -> None:
     job_id = await site.client.submit(request_)
     file = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key / "request.json"
     values = json.loads(file.read_text())

@@ -143,7 +143,7 @@ async def test_the_socket_is_for_everybody(site: Any) -> None:
 # Clients
 
 
-async def test_both_clients_have_the_same_methods_and_words(site: Any) -> None:
+async def test_both_clients_have_the_same_methods_and_docstrings(site: Any) -> None:
     client = BrokerClient(site.settings.broker.socket)
     assert await asyncio.to_thread(client.jobs) == await site.client.jobs()
     with pytest.raises(Denied, match="may not act for 'bob'"):

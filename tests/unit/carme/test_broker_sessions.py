@@ -178,7 +178,7 @@ async def test_notes_cost_slurm_nothing(site: Any, monkeypatch: pytest.MonkeyPat
     assert polls("show", "node") == nodes
 
 
-async def test_without_jobs_of_ours_the_broker_rarely_looks(
+async def test_without_sessions_or_jobs_of_carme_the_broker_polls_rarely(
     site: Any, order: JobRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pulses() -> int:

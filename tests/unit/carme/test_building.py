@@ -128,7 +128,7 @@ def test_what_is_there_already_is_not_replaced(node: Node) -> None:
     assert [file.name for file in node.target.parent.iterdir()] == ["mine.sif"]
 
 
-def test_pip_looks_where_the_node_does_but_not_in_folders(node: Node, tmp_path: Path) -> None:
+def test_pip_uses_the_nodes_index_but_not_its_folders(node: Node, tmp_path: Path) -> None:
     file = tmp_path / "pip.conf"
     file.write_text(
         "[global]\nindex-url = https://pip.example/simple\nextra-index-url =\n  file:///opt/x\n"

@@ -102,7 +102,7 @@ async def test_a_broker_that_has_lost_its_records_takes_comments_for_hints_once(
         assert (await site.client.session("s1")).state is SessionState.STARTING
 
 
-def test_a_look_that_is_faster_than_the_answer_to_a_submission_counts() -> None:
+def test_a_poll_before_the_answer_to_a_submission_counts() -> None:
     records, now = Records(), datetime.now(UTC)
     records.load(now, [])
     records.begin(Record(key=KEY, user="ada", kind="session", name="session-s1", submitted=now))
@@ -129,7 +129,7 @@ async def test_a_session_may_last_as_long_as_one_whatever_its_comment_says(
         await site.client.extend(number, 365 * 1440, user="ada")
 
 
-async def test_a_comment_like_ours_makes_no_job_a_session(site: Any, order: JobRequest) -> None:
+async def test_a_forged_comment_makes_no_job_a_session(site: Any, order: JobRequest) -> None:
     number = await submitted(site, order)
     own, *_ = site.slurm.jobs
     later = int(time.time()) + 600  # since this broker records what it submits

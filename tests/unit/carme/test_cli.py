@@ -171,7 +171,9 @@ async def test_a_script_with_foreign_line_ends_or_encoding_is_refused(
     assert request["command"] == ["/usr/bin/python3", str(script)]
 
 
-async def test_options_behind_the_script_are_ours(site: Any, file: Path, folder: Path) -> None:
+async def test_options_after_the_script_and_before_two_hyphens_belong_to_submit(
+    site: Any, file: Path, folder: Path
+) -> None:
     script = folder / "train.sh"
     script.write_text("echo hi\n")
     assert (

@@ -49,7 +49,7 @@ def of(curves: list[Curve], what: str, name: str = "", part: str = "") -> Curve:
     return found
 
 
-async def test_a_job_is_followed_while_somebody_looks(exporter: Exporter) -> None:
+async def test_a_job_is_measured_while_its_page_is_open(exporter: Exporter) -> None:
     used, curves = await exporter.exporters.usage(exporter.job())
     assert used is not None and of(curves, "memory").values == [0.062]
     assert of(curves, "cpu").values == [None]
@@ -81,7 +81,7 @@ async def test_training_is_of_all_ranks_and_of_each(exporter: Exporter) -> None:
     assert of(curves, "rank_wait", "rank 0", "data").values == [None, 0.8, 0.8]
 
 
-async def test_a_prediction_is_compared_from_the_first_look(exporter: Exporter) -> None:
+async def test_a_prediction_is_compared_from_the_first_reading(exporter: Exporter) -> None:
     prediction = Prediction(
         file="probe.json", ranks=2, step_ms=250.0, low_ms=240.0, high_ms=260.0, speedup=1.9, efficiency=0.95
     )
@@ -96,7 +96,7 @@ async def test_a_prediction_is_compared_from_the_first_look(exporter: Exporter) 
     assert [fact.title for fact in known if fact.title == "Seen for"]
 
 
-async def test_nothing_is_drawn_over_a_time_in_which_nobody_looked(exporter: Exporter) -> None:
+async def test_curves_have_a_gap_between_readings_far_apart(exporter: Exporter) -> None:
     _used, curves = await followed(exporter, exporter.job(), (0, 15, 150, 165))
     memory, cpu = of(curves, "memory").values, of(curves, "cpu").values
     assert [place for place, value in enumerate(memory) if value is not None] == [0, 1, 10, 11]
@@ -181,7 +181,7 @@ async def test_the_sums_of_a_job_are_made_beside_the_event_loop(
     assert len(threads) == 1 and threads[0].startswith("carme-exporters-sum")
 
 
-async def test_a_look_ends_in_time_and_its_failure_is_known_for_a_while(
+async def test_a_reading_ends_in_time_and_its_failure_is_cached(
     exporter: Exporter, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", HANG)
@@ -206,7 +206,7 @@ async def test_a_look_ends_in_time_and_its_failure_is_known_for_a_while(
     assert requested == [NODE]
 
 
-async def test_the_oldest_looks_at_all_jobs_go_when_they_are_too_many(
+async def test_the_oldest_readings_are_dropped_when_there_are_too_many(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await exporter.exporters.usage(exporter.job())

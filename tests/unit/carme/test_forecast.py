@@ -101,9 +101,7 @@ RESERVATIONS = st.tuples(TIMES, TIMES).map(lambda pair: reservation(0, 0, start=
 
 
 @given(st.lists(JOBS, max_size=6), st.lists(RESERVATIONS, max_size=3))
-def test_never_less_than_none_nor_more_than_there_are(
-    jobs: list[Job], reservations: list[Reservation]
-) -> None:
+def test_the_forecast_is_between_zero_and_the_total(jobs: list[Job], reservations: list[Reservation]) -> None:
     assert all(0 <= count <= 8 for count in free(*jobs, reservations=tuple(reservations)))
 
 

@@ -125,7 +125,7 @@ async def test_while_the_search_rests_what_was_missing_is_not_shown_for_another_
     assert {number: each.detail for number, each in second.items()} == {2: "1 GPU"}
 
 
-async def test_with_many_jobs_a_look_does_not_wait_for_that_search(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_many_jobs_a_poll_does_not_wait_for_that_search(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def timed(short: list[Job], *_: Any) -> tuple[dict[int, str], float]:
@@ -152,7 +152,7 @@ async def test_with_many_jobs_a_look_does_not_wait_for_that_search(monkeypatch: 
 
 
 @pytest.mark.parametrize(("many", "explained"), [(False, {1, 2}), (True, {1})])
-async def test_jobs_given_by_sbatch_are_explained_as_ours_unless_there_are_very_many(
+async def test_jobs_of_sbatch_are_explained_like_those_of_carme_unless_there_are_very_many(
     monkeypatch: pytest.MonkeyPatch, many: bool, explained: set[int]
 ) -> None:
     class Slurm:
@@ -169,7 +169,7 @@ async def test_jobs_given_by_sbatch_are_explained_as_ours_unless_there_are_very_
     assert all("4 of 4 GPUs in use" in each.explanation for each in found.values())
 
 
-async def test_limits_are_read_first_for_those_who_have_jobs_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_are_read_first_for_users_with_jobs_of_carme(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[list[str]] = []
 
     class Slurm:

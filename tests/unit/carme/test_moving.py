@@ -51,7 +51,7 @@ def test_a_service_between_two_starts_runs(state: str, file: Path) -> None:
         check_move(site(f"sqlite:///{file}"), "portal", "postgresql:///carme")
 
 
-def test_services_of_which_systemd_says_nothing_may_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_services_unknown_to_systemd_may_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file.parent / "systemctl").write_text("#!/bin/sh\necho 'Connection timed out.' >&2\nexit 1\n")
     settings = site(f"sqlite:///{file}")
     monkeypatch.setattr(services, "SYSTEMD", file.parent / "none")

@@ -148,7 +148,7 @@ def test_a_server_that_the_hub_gave_up_has_failed_to_start() -> None:
     assert ending_of(job(JobState.TIMEOUT), None, False, words)[0] is Ending.TIME_LIMIT
 
 
-def test_every_way_to_end_has_one_sentence_with_a_next_step() -> None:
+def test_every_ending_has_one_sentence_with_a_next_step() -> None:
     codes = [0, 1, *Exit]
     for state, kind, ready, code, nodes in product(OVER, ("session", "batch"), (True, False), codes, (1, 2)):
         ended = job(state, kind, exit_code=code, nodes=nodes)

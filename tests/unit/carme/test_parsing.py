@@ -310,7 +310,7 @@ def test_a_job_has_what_slurm_allotted_it() -> None:
     assert (job.gpus, job.gpu_type, job.cpus, job.memory_mb, job.restarts) == (3, "a100", 2, 200, 3)
 
 
-def test_a_gpu_of_which_a_job_has_a_share_is_not_free() -> None:
+def test_a_shared_gpu_is_not_free() -> None:
     # As 24.11 shows a node with a job of three GPUs and one of two shards.
     used = "gpu:a100:3(IDX:0-2),shard:a100:2(0/4,0/4,0/4,2/4)"
     assert tres.gpus_used(used) == {"a100": 3 + 1}
@@ -339,7 +339,7 @@ def test_memory_times_and_numbers_are_parsed() -> None:
 
 
 @given(st.text())
-def test_a_label_is_ours_or_none(comment: str) -> None:
+def test_only_labels_of_carme_are_parsed(comment: str) -> None:
     assert Label.read(comment) is None or comment.startswith("carme/1 ")
 
 

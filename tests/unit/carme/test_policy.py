@@ -158,7 +158,7 @@ async def test_who_is_exempt_is_left_alone(
     assert site.record() == [] and site.stopped == [] and site.policy.notices(site.jobs[0]) == []
 
 
-async def test_a_job_that_works_again_begins_anew(settings: Settings, tmp_path: Path) -> None:
+async def test_warnings_start_again_for_a_job_that_works_again(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
     await site.evaluate(alert())
     await site.evaluate()
@@ -189,7 +189,9 @@ async def test_another_job_with_the_number_is_not_punished_for_the_first(
     assert site.stopped == [] and site.record() == [WARN, WARN]
 
 
-async def test_warnings_survive_a_restart_and_damage_begins_anew(settings: Settings, tmp_path: Path) -> None:
+async def test_warnings_survive_a_restart_and_a_damaged_file_is_empty(
+    settings: Settings, tmp_path: Path
+) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
     await site.evaluate(alert())
     file = settings.broker.state_directory / FILE

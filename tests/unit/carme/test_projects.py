@@ -209,7 +209,7 @@ def after(grant: Grant) -> ProjectAccount:
 
 
 @given(grants)
-def test_what_agrees_needs_no_change(wanted: Grant) -> None:
+def test_a_matching_account_needs_no_change(wanted: Grant) -> None:
     assert changes(wanted, after(wanted)) == []
 
 

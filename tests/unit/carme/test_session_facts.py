@@ -214,7 +214,7 @@ def test_a_job_put_back_into_the_queue_has_no_server_any_more() -> None:
     assert "back into the queue" in back.sentence
 
 
-def test_a_server_that_is_heard_of_after_its_job_was_put_back_is_lost() -> None:
+def test_a_server_that_reports_after_its_job_was_requeued_is_lost() -> None:
     def at(seconds: float) -> datetime:
         return NOW + timedelta(seconds=seconds)
 

@@ -203,7 +203,7 @@ async def snapshot(slurm: SlurmCommands) -> dict[str, Any]:
     }
 
 
-async def test_both_adapters_agree(host: Host, library: SlurmLibrary) -> None:
+async def test_both_adapters_read_the_same(host: Host, library: SlurmLibrary) -> None:
     commands = await snapshot(SlurmCommands(cluster="try"))
     requested = host.calls()
     assert await snapshot(library) == commands
@@ -220,7 +220,9 @@ def python_of_wheel(tmp_path: Path) -> str:
 
 if WHEEL:
 
-    async def test_the_real_library_agrees_with_the_commands(tmp_path: Path, python_of_wheel: str) -> None:
+    async def test_the_real_library_reads_the_same_as_the_commands(
+        tmp_path: Path, python_of_wheel: str
+    ) -> None:
         python = python_of_wheel
         commands, library = SlurmCommands(cluster="try"), SlurmLibrary(cluster="try", interpreter=python)
         settings = Host(tmp_path, python).settings("pyslurm")

@@ -136,7 +136,7 @@ def test_a_new_user_gets_quotas_and_those_that_are_there_stay(tmp_path: Path) ->
     assert len((tmp_path / "set").read_text().splitlines()) == 1
 
 
-def test_a_file_system_without_quotas_keeps_no_other_from_them(tmp_path: Path) -> None:
+def test_quotas_are_set_although_one_file_system_has_none(tmp_path: Path) -> None:
     done = give(tmp_path, "0 0 0 0 0 0 0", "/nothing-there", str(tmp_path))
     assert done.returncode == 1 and f"{tmp_path}: 100 GiB" in done.stdout
     assert "/nothing-there" in done.stderr and len(done.stderr.splitlines()) == 1

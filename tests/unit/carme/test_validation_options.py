@@ -170,7 +170,7 @@ def test_the_verdict_names_what_the_broker_answers(
         *((state, False) for state in ("DOWN", "DOWN*", "DOWN+NOT_RESPONDING", "IDLE+DRAIN")),
     ],
 )
-def test_nodes_that_slurm_has_not_heard_of_yet_are_waited_for(
+def test_the_check_waits_for_nodes_that_have_not_registered(
     monkeypatch: pytest.MonkeyPatch, state: str, is_coming: bool
 ) -> None:
     broker = Broker(works=True)

@@ -230,7 +230,7 @@ def test_a_process_left_working_in_our_folder_is_ended_and_no_other(tmp_path: Pa
             process.wait()
 
 
-def test_a_node_stopped_while_it_learnt_whom_to_trust_learns_it_at_its_next_start(
+def test_a_node_stopped_while_it_installed_authorities_installs_them_at_its_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = runpy.run_path(str(NODE / "usr/local/sbin/carme-demo-node"), run_name="node")["authorities"]

@@ -153,7 +153,7 @@ def test_reservations_and_licences_are_reported():
     assert found["carme_licence_used", "matlab"] == 3
 
 
-def test_what_happened_before_the_first_look_is_not_counted_and_the_rest_once():
+def test_only_events_after_the_first_poll_are_counted_each_once():
     site = Site()
     site.show(job(1), waiting(2))
     assert ("carme_queue_wait_seconds_count", "gpu") not in site.scrape()

@@ -153,7 +153,7 @@ def test_more_files_than_may_stay_open_are_read_all_the_same(
     assert not [name for name in descriptors() if str(job) in name]
 
 
-def test_folders_are_listed_anew_when_one_came_or_went(root: Path, tmp_path: Path):
+def test_folders_are_listed_again_when_one_appeared_or_disappeared(root: Path, tmp_path: Path):
     scope = version_two(root).parent
     cgroups = Cgroups(root, tmp_path / "proc")
 
@@ -225,7 +225,7 @@ def test_use_is_read_for_each_step(root: Path, tmp_path: Path):
     assert usage.steps["batch"] == StepUsage(1.0, 40, threads=6)
 
 
-def test_version_one_counts_kills_where_they_happened_and_forgets_none(root: Path, tmp_path: Path):
+def test_version_one_counts_all_kills_in_their_step(root: Path, tmp_path: Path):
     """The kernel counts in the group of the process alone; a job has those of all its steps, ended or not."""
     version_one(root, 7, 101)
     job = root / "memory/slurm_n1/uid_2001/job_7"

@@ -79,7 +79,7 @@ def test_two_jobs_in_one_namespace_have_no_figures(node: Node):
     assert node.read() == {}
 
 
-def test_a_job_of_which_a_part_shares_the_node_s_network_has_no_figures_of_a_namespace(node: Node):
+def test_a_job_that_partly_shares_the_node_s_network_has_no_figures(node: Node):
     node.jobs = {7: [101, 102], 8: [103]}
     node.counts(101, eth0=(1000, 20))
     node.shares(102, "self")
@@ -106,7 +106,7 @@ def test_a_job_alone_on_the_node_has_what_the_node_carried_since(node: Node):
     assert node.read() == {7: Traffic(304, 6, "node")}
 
 
-def test_a_counter_that_begins_anew_makes_no_negative_figure(node: Node):
+def test_a_counter_that_is_reset_makes_no_negative_figure(node: Node):
     node.jobs = {7: [101]}
     node.shares(101, "self")
     node.counts("self", eth0=(10_000, 5000))
@@ -149,7 +149,7 @@ def test_what_ended_while_it_was_read_is_left_out(node: Node):
     assert node.read() == {}
 
 
-def test_many_jobs_are_looked_through_in_turn(node: Node, monkeypatch: pytest.MonkeyPatch):
+def test_many_jobs_are_read_in_turn(node: Node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(network_module, "MOST_JOBS", 2)
     for number in range(5):
         node.counts(100 + number, eth0=(number, 0))

@@ -135,7 +135,7 @@ def test_certificates_are_made_once(site: Path):
     assert before == {file: file.read_bytes() for file in site.rglob("*") if file.is_file()}
 
 
-def test_a_changed_address_an_old_certificate_and_a_torn_one_are_made_anew(site: Path):
+def test_certificates_are_renewed_for_a_new_address_or_when_old_or_damaged(site: Path):
     moved: list[Entry] = [{"name": "node", "group": GROUP, "hosts": ["127.0.0.1", "n2"]}, *TABLE[1:]]
     assert make(site, moved) == ["node"]
     assert make(site, moved, datetime.now(UTC) + timedelta(days=3400)) == ["node", "other", "reader"]

@@ -120,7 +120,7 @@ def test_ranks_are_ended_when_launcher_and_cleanup_are_killed(local: Launch, tmp
 
 
 @pytest.mark.parametrize("reported", [False, True])
-def test_a_rank_of_which_a_dying_launcher_could_not_report_is_ended(reported: bool) -> None:
+def test_a_rank_that_a_dying_launcher_could_not_report_is_ended(reported: bool) -> None:
     entry = {"CARME_RUN": f"test:{time.monotonic_ns()}"}
     cleanup = OrphanCleanup()
     cleanup.begin()

@@ -553,7 +553,7 @@ def test_the_differences_of_two_results_are_shown(result: Result) -> None:
         (["--diff", "none.json", "none.json"], "none.json cannot be read (No such file or directory)."),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_an_error_is_one_sentence(
     arguments: list[str],
     sentence: str,
     tmp_path: Path,

@@ -63,7 +63,7 @@ def test_parts_of_the_spill_file_never_overlap_and_all_come_back(requests: list[
 
 
 @pytest.mark.parametrize(("name", "says"), [("missing", "does not exist"), ("file", "is not a folder")])
-def test_a_folder_that_is_none_is_refused(name: str, says: str, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_refused(name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CarmeRuntimeError, match=says):
         spill.SpillFile(tmp_path / name)

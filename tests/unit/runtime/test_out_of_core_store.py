@@ -173,7 +173,7 @@ def test_what_a_step_makes_and_loses_is_not_moved_where_all_fits(program: Progra
     assert program.store.read == program.store.written == 0
 
 
-def test_an_operation_is_looked_at_once_where_all_goes_as_expected(
+def test_an_operation_is_prepared_once_if_the_step_is_as_expected(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = [program.new_block() for _ in range(20)]

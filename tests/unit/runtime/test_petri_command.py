@@ -137,7 +137,7 @@ def test_another_program_watches_and_feeds_it(
         (["run", "SCRIPT", "--memory", "much"], "'much' is not a size of memory."),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_an_error_is_one_sentence(
     script: Path,
     folder: Path,
     words: list[str],

@@ -95,7 +95,7 @@ def test_a_node_whose_ranges_are_busy_for_long_does_not_stand_still(
     assert found == [True] and there and there[0].read_bytes() == DATA
 
 
-def test_a_node_of_which_something_hangs_is_not_waited_for_for_ever(
+def test_the_wait_for_a_node_that_hangs_ends(
     nodes: list[Store], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     """Its beats end, and the copy is given up: another node may have the range, too."""

@@ -45,7 +45,7 @@ def places() -> Places:
     return Places()
 
 
-def test_a_copy_under_way_is_none_yet(places: Places):
+def test_a_copy_under_way_does_not_count_yet(places: Places):
     places.allocate("n1")
     [(source, _)] = places.ask("n2", "where")
     assert source == ("n1", 1)

@@ -160,7 +160,7 @@ def make_range(value: int, memory: Memory) -> Range:
         (lambda m: m.open("there", shape=(2, 4)), "not |u1 of shape (2, 4)."),
     ],
 )
-def test_what_is_wrong_is_one_sentence(folder: Path, action, sentence: str):
+def test_an_error_is_one_sentence(folder: Path, action, sentence: str):
     net = Net("wrong")
     net.add("t", net.place("x") >> None, print)
     with net.start(1, folder=folder) as run:

@@ -93,7 +93,7 @@ def test_a_token_that_is_refused_stays_the_programs(folder: Path):
         assert store.is_mapped(given.path)
 
 
-def test_a_task_may_delete_what_its_guard_has_looked_at(folder: Path):
+def test_a_task_may_delete_what_its_guard_has_read(folder: Path):
     net = deleting()
     net.transitions["delete"].guard = lambda given: given.buffer[0] == 1
     with net.start(1, folder=folder) as run:
@@ -200,7 +200,7 @@ def test_ranges_that_are_made_within_milliseconds_have_different_ages(
     assert ages == sorted(set(ages))
 
 
-def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock_of_a_look(
+def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock_of_a_reader(
     run_store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     path = _create(run_store, Description("there", 8, "net"))

@@ -225,7 +225,7 @@ def unpicklable(value):
         (lambda x: sys.exit(3), "Transition bad failed: SystemExit: 3."),
     ],
 )
-def test_a_body_that_fails_loses_nothing_and_goes_on_when_mended(folder: Path, body, sentence: str):
+def test_a_body_that_fails_loses_nothing_and_resumes_when_fixed(folder: Path, body, sentence: str):
     def make(body) -> Net:
         net = Net("mended")
         x, y, z = net.place("x", int), net.place("y", int), net.place("z")

@@ -153,7 +153,7 @@ def test_the_programs_own_log_is_not_doubled(local: Launch, script: Script) -> N
         assert local(*options, path).wait()[2].count("said once") == 1
 
 
-def test_a_level_that_is_none_is_reported(local: Launch, script: Script) -> None:
+def test_an_invalid_level_is_reported(local: Launch, script: Script) -> None:
     path = script("import carme_runtime.logs")
     _, _, errors = local("-x", "CARME_LOG_LEVEL=loud", path).wait()
     assert "CARME_LOG_LEVEL=loud is not a level. Choose from DEBUG, INFO, WARNING, ERROR." in errors
@@ -169,7 +169,7 @@ def test_the_threshold_of_fusion_reaches_all_ranks(local: Launch, script: Script
     assert sorted(out.splitlines()) == [f"[rank {rank}] {expected}" for rank in range(2)]
 
 
-def test_a_threshold_that_is_none_is_explained(local: Launch, script: Script) -> None:
+def test_an_invalid_threshold_is_explained(local: Launch, script: Script) -> None:
     path = script("from carme_runtime import fusion; fusion.threshold(5)")
     _, _, errors = local("-x", "CARME_FUSION_THRESHOLD_KB=much", path).wait()
     assert "CARME_FUSION_THRESHOLD_KB=much is not a size. Give a whole number of KiB" in errors
@@ -212,7 +212,7 @@ def test_another_interpreter_runs_scripts(local: Launch, tmp_path: Path, before:
     ]
 
 
-def test_another_interpreter_is_looked_for_on_path(local: Launch, tmp_path: Path) -> None:
+def test_another_interpreter_is_found_on_path(local: Launch, tmp_path: Path) -> None:
     executable(tmp_path / "mypython", '#!/bin/sh\necho "mine $*"\n')
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = local("--python-interpreter=mypython", "-m", "not.here", "1", PATH=path).wait()

@@ -209,7 +209,7 @@ def test_ranks_that_share_a_node_add_up_zeros_too() -> None:
         assert simulate(sparse(0.25), 2 * each, 64, machine).communication == pytest.approx(expected)
 
 
-def test_sums_of_which_more_than_three_quarters_are_filled_travel_as_they_are() -> None:
+def test_sums_that_are_mostly_filled_travel_uncompressed() -> None:
     """Of three ranks' 0.4, 0.78 is filled; of two ranks' 0.4, 0.64."""
     links = Links(((0, 0.0), (MIB, 10_000.0)), "measured")
     full, machine = small(), Machine(links)
@@ -220,7 +220,7 @@ def test_sums_of_which_more_than_three_quarters_are_filled_travel_as_they_are() 
     assert simulate(sparse(0.6), 4, 64, pair) == simulate(full, 4, 64, pair)
 
 
-def test_the_way_to_reduce_is_chosen_before_zeros_are_looked_for() -> None:
+def test_the_reduction_is_chosen_before_zeros_are_searched() -> None:
     links = Links(((0, 25.0), (16 << 10, 38.0), (MIB, 870.0)), "the core's")
     assert best(links, 8, MIB)[0] == "halving" and best(links, 8, MIB / 1024)[0] == "direct"
     part = allreduce_ms(Machine(links), 8, MIB, 1 / 1024)[0]

@@ -40,7 +40,9 @@ def run(client: BlockingKernelClient, code: str) -> str:
     return "".join(printed)
 
 
-def test_a_kernel_has_no_port_and_still_hears_forked_processes(kernel: KernelManager, tmp_path: Path) -> None:
+def test_a_kernel_without_ports_prints_output_of_forked_processes(
+    kernel: KernelManager, tmp_path: Path
+) -> None:
     client = kernel.blocking_client()
     client.start_channels()
     client.wait_for_ready(timeout=HANG)

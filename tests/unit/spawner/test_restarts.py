@@ -127,7 +127,7 @@ async def test_the_next_hub_finds_a_job_whose_submission_it_did_not_see(site: Si
     assert list(site.broker.jobs) == [100] and site.broker.cancelled == []
 
 
-async def test_a_job_that_appears_after_the_hub_looked_for_it_gets_no_key_and_ends(
+async def test_a_job_that_appears_after_the_hub_searched_for_it_gets_no_key_and_ends(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.broker.command = None
@@ -277,7 +277,7 @@ async def test_a_note_that_ends_with_the_hub_is_reported_by_the_next(site: Site)
     await eventually(lambda: site.broker.session(100).state is SessionState.READY, "the broker knows")
 
 
-async def test_a_broker_that_comes_back_before_it_has_looked_at_slurm_loses_no_start(site: Site) -> None:
+async def test_a_broker_that_answers_before_its_first_poll_loses_no_start(site: Site) -> None:
     site.broker.dies = "after"
     site.broker.blind = 2
     assert (await site.start()).status_code in (201, 202)

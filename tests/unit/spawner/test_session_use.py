@@ -33,7 +33,7 @@ def nvmlDeviceGetUtilizationRates(handle):
 """
 
 
-async def test_reports_go_on_when_one_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reports_continue_when_one_reading_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Activity, "refresh", Mock(side_effect=RuntimeError("a kernel is being started")))
     hub = Mock(post=AsyncMock(return_value={"ends": None}))
     reports = TimeLeft(hub, Mock())

@@ -97,7 +97,7 @@ def test_what_the_portal_runs_for_somebody_goes_where_slurm_takes_it(limited: Fa
     assert (same.partition, same.account) == (None, None)
 
 
-def test_a_project_learns_which_partitions_do_not_take_its_account(
+def test_partitions_that_refuse_a_projects_account_are_named(
     limited: FakeBroker, browser: Browser, program: Program, alice: User
 ) -> None:
     project = Project.objects.create(name="speech", title="Speech")

@@ -174,7 +174,7 @@ def test_owners_of_jobs_within_it_are_notified_once(alice: User, bob: User, brok
     assert notice.user == alice and "a job of yours may still run then" in notice.text
 
 
-def test_rows_and_reservations_agree_after_any_outage(admin: User, broker: FakeBroker) -> None:
+def test_rows_and_reservations_match_after_any_outage(admin: User, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Slurm is away.", code="slurm-away")
     row = planned()
     services.plan(row, admin, ["n1"], site_broker())

@@ -102,7 +102,7 @@ def test_a_token_that_others_may_read_is_not_used(elsewhere: Any, capsys: Any) -
     assert "Others may read" in capsys.readouterr().err
 
 
-def test_a_computer_without_the_client_learns_how_to_get_it(
+def test_a_computer_without_the_client_gets_the_command_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("carme.cli.portal.is_remote", lambda: True)

@@ -164,7 +164,7 @@ def sign_in(browser: Browser, name: str, password: str):
     return browser.send("/accounts/login/", "/accounts/login/", login=name, password=password)
 
 
-def test_a_user_of_the_directory_signs_in_and_is_taken_in(
+def test_a_user_of_the_directory_signs_in_and_is_enrolled(
     anonymous: Browser, site: LdapSettings, broker: FakeBroker
 ) -> None:
     assert sign_in(anonymous, "carol", "pw of carol").status_code == 302

@@ -178,7 +178,7 @@ def test_signing_out_closes_the_door(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("change", ["password", "inactive", "gone", "login-gone"])
-def test_a_login_that_no_longer_holds_is_none(browser: Browser, alice: User, change: str) -> None:
+def test_an_expired_login_does_not_count(browser: Browser, alice: User, change: str) -> None:
     jar = cookies(browser)
     assert browser.session[SESSION_KEY] == str(alice.pk)
     if change == "password":
@@ -194,7 +194,7 @@ def test_a_login_that_no_longer_holds_is_none(browser: Browser, alice: User, cha
     assert admit(OWN_SERVER, jar, "") == 401
 
 
-def test_it_costs_two_looks_into_the_database(browser: Browser, django_assert_num_queries) -> None:
+def test_a_check_costs_two_queries_to_the_database(browser: Browser, django_assert_num_queries) -> None:
     jar = cookies(browser)
     with django_assert_num_queries(2):
         admit(OWN_SERVER, jar, "")

@@ -56,7 +56,7 @@ def test_a_job_shows_the_end_of_its_log_read_as_its_owner(browser: Browser, brok
     assert {request.user for request in broker.requests_of("log")} == {"alice"}
 
 
-def test_a_log_that_cannot_be_read_is_a_sentence(browser: Browser, broker: FakeBroker) -> None:
+def test_a_log_that_cannot_be_read_is_reported(browser: Browser, broker: FakeBroker) -> None:
     Job.store([broker.put(make_job(1, key=None))])
     page = browser.get("/jobs/1/").content.decode()
     assert "Carme did not start job 1, so it does not know where its log is." in page

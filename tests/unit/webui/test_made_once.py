@@ -286,7 +286,7 @@ def test_a_failure_is_shown_no_longer_however_long_it_took(
     assert shown["broker-failed-new"] == least < cluster.REST_SECONDS
 
 
-def test_what_is_derived_of_a_snapshot_is_made_once_and_forgotten_with_it() -> None:
+def test_values_derived_from_a_snapshot_are_computed_once_and_dropped_with_it() -> None:
     values, created = DerivedValues(), list[str]()
 
     def make(word: str) -> str:

@@ -186,7 +186,7 @@ def test_a_mail_that_may_have_been_taken_is_not_sent_again(post: MailServer, rea
 
 
 @pytest.mark.parametrize("address", ["nobody", "a@b\nBcc: all@example.org", "ä@example.org\r\n", "@"])
-def test_a_strange_address_keeps_no_other_mail(post: MailServer, reachable: User, address: str) -> None:
+def test_an_invalid_address_delays_no_other_mail(post: MailServer, reachable: User, address: str) -> None:
     unreachable = User.objects.create(username="carol", email=address)
     notify(unreachable, "One.")
     notify(reachable, "Two.\r\nSubject: three")

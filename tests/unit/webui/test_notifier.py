@@ -194,7 +194,7 @@ async def test_the_listening_ends_whenever_it_is_cancelled(monkeypatch: pytest.M
             await asyncio.wait_for(listening, LONG)
 
 
-def test_without_a_redis_pages_do_not_all_look_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_redis_pages_do_not_all_poll_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     notifier, users = Notifier("memory://"), [f"user{number}" for number in range(100)]
     monkeypatch.setattr("time.time", lambda: 1_000_000.0)
     before = [notifier.version(user) for user in users]
@@ -203,7 +203,7 @@ def test_without_a_redis_pages_do_not_all_look_at_the_same_time(monkeypatch: pyt
     assert 15 < changed < 55
 
 
-async def test_without_a_redis_open_pages_look_for_changes() -> None:
+async def test_without_a_redis_open_pages_poll_for_changes() -> None:
     notifier = Notifier("memory://")
     notifier.notify(["alice"])
     seen = notifier.version("alice")
@@ -283,7 +283,7 @@ def test_the_sync_starts_what_was_requested_and_follows_it(broker: FakeBroker, h
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_session_is_looked_after_by_one_thread_at_a_time(
+def test_one_session_is_synced_by_one_thread_at_a_time(
     broker: FakeBroker, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice = User.objects.create_user("alice", password=PASSWORD)

@@ -90,7 +90,7 @@ def test_static_files_are_bundled_and_hashed(anonymous: Browser) -> None:
 
 
 @pytest.mark.parametrize("url", ["/sessions/start/", "/accounts/logout/", "/accounts/login/"])
-def test_a_form_from_elsewhere_is_refused_in_the_sites_look(
+def test_a_form_of_another_site_is_refused_with_the_portals_error_page(
     browser: Browser, broker: FakeBroker, url: str
 ) -> None:
     answer = browser.post(url, {"title": "x"}, headers={"origin": "https://evil.example"})

@@ -202,7 +202,7 @@ def version_of(answer: http.client.HTTPResponse) -> str:
 
 
 @needs_redis
-def test_each_process_hears_of_a_change_and_a_dead_one_is_replaced(portal: Portal, alice: User) -> None:
+def test_each_process_is_notified_of_a_change_and_a_dead_one_is_replaced(portal: Portal, alice: User) -> None:
     cookies = signed_in(alice)
     version = version_of(portal.open(portal.processes[0], "/", cookies))
     streams = [portal.open(process, f"/updates/?seen={version}", cookies) for process in portal.processes]
@@ -270,7 +270,7 @@ def test_it_ends_when_it_should(tmp_path: Path) -> None:
         assert "Traceback" not in portal.log.read_text()
 
 
-def test_a_process_has_all_pages_loaded_and_looks_for_cycles_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_all_pages_loaded_and_collects_garbage_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[int] = []
     django: Any = engines["django"]
     (loader,) = django.engine.template_loaders

@@ -201,7 +201,7 @@ def test_while_slurm_is_away_the_change_waits(
     assert vision.granted and not vision.problem
 
 
-def test_a_round_changes_nothing_where_all_agree(vision: Project, broker: FakeBroker) -> None:
+def test_a_sync_changes_nothing_where_all_match(vision: Project, broker: FakeBroker) -> None:
     before = len(broker.requests_of("grant"))
     use = Use(gpus=1, jobs=1, gpu_hours=12.5)
     broker.granted[VISION] = broker.granted[VISION].model_copy(update={"use": use})

@@ -177,7 +177,7 @@ def test_what_somebody_changed_in_slurm_is_changed_back(
     assert broker.reservations[row.name] == reservation(row)
 
 
-def test_what_agrees_is_left_alone(alice: User, broker: FakeBroker, rules) -> None:
+def test_a_matching_reservation_is_left_alone(alice: User, broker: FakeBroker, rules) -> None:
     make(alice)
     reconcile(site_broker())
     for _ in range(3):
@@ -291,7 +291,9 @@ def test_a_short_job_between_two_rounds_counts_and_one_that_never_began_does_not
     assert state(began) == ("active", "") and state(never_began) == ("ended", "unused")
 
 
-def test_the_grace_begins_when_slurm_keeps_it(alice: User, broker: FakeBroker, rules) -> None:
+def test_the_grace_period_begins_when_slurm_has_the_reservation(
+    alice: User, broker: FakeBroker, rules
+) -> None:
     row = make(alice, -60, 180)
     broker.refusal = AWAY
     reconcile(site_broker())
@@ -385,7 +387,7 @@ def test_a_node_that_is_no_more_is_left(alice: User, broker: FakeBroker, rules) 
 # --- whatever happens in whatever order ------------------------------------------------------------------
 
 
-def test_after_faults_in_any_order_one_quiet_round_makes_all_agree(
+def test_after_faults_in_any_order_one_quiet_sync_makes_all_match(
     alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     rows = [make(alice), make(bob, node_names=["n2"]), make(alice, 300, 400)]

@@ -247,7 +247,7 @@ def test_a_refused_extension_says_why(browser: Browser, ready: Session, broker: 
 
 
 @pytest.mark.parametrize("minutes", ["", "0", "-5", "x", "601", "9" * 5000, "1e3", "1\n2"])
-def test_a_time_to_add_that_is_none_is_refused(
+def test_an_invalid_time_to_add_is_refused(
     browser: Browser, ready: Session, broker: FakeBroker, minutes: str
 ) -> None:
     runs_until(broker, 4)

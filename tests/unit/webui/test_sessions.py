@@ -285,7 +285,7 @@ def test_a_refusal_of_the_hub_is_the_sentence_on_the_page(
 
 
 @pytest.mark.parametrize("fault", ["stopped", "unreachable", "token"])
-def test_a_hub_that_does_not_serve_is_a_sentence(
+def test_a_hub_that_does_not_serve_is_reported(
     browser: Browser, broker: FakeBroker, hub: FakeHub, settings, fault: str
 ) -> None:
     if fault == "stopped":
@@ -480,7 +480,7 @@ def test_what_ended_while_the_portal_was_away_is_found_out(ready: Session, broke
     assert (the().state, the().ending, the().sentence) == ("ended", "time_limit", "Its time was over.")
 
 
-def test_jupyterlab_learns_whether_its_session_is_over_and_why(
+def test_jupyterlab_is_notified_that_its_session_is_over_and_why(
     browser: Browser, bobs_browser: Browser, anonymous: Browser, ready: Session, broker: FakeBroker
 ) -> None:
     address = f"/sessions/{NAME}/state/"

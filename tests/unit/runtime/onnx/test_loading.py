@@ -117,7 +117,7 @@ def test_links_out_of_a_models_own_cache_are_refused(snapshot: Path, tmp_path: P
     assert "are in model.onnx_data, which is outside of the folder" in refusal(snapshot / "model.onnx")
 
 
-def test_a_folder_that_only_looks_like_a_cache_is_none(snapshot: Path, tmp_path: Path):
+def test_a_folder_that_resembles_a_cache_is_refused(snapshot: Path, tmp_path: Path):
     """Its name is the model's author's to choose; the cache's is not."""
     (tmp_path / "hub" / "models--maker--chain").rename(tmp_path / "hub" / "chain")
     path = tmp_path / "hub" / "chain" / snapshot.relative_to(tmp_path / "hub" / "models--maker--chain")

@@ -209,7 +209,7 @@ def test_more_tasks_than_operators_are_refused():
         carme_onnx.plan(traced(onnx_models.chain(), 32, 64), 2, tasks=40)
 
 
-def test_pieces_longer_than_any_plan_needs_are_not_looked_at(monkeypatch: pytest.MonkeyPatch):
+def test_pieces_longer_than_any_plan_needs_are_not_tried(monkeypatch: pytest.MonkeyPatch):
     """With many parts nearly all are: a plan of 256 parts would take most of a minute."""
     limits: list[float] = []
     bounded = partition._bounded

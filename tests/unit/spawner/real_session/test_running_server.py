@@ -71,7 +71,7 @@ async def test_it_says_when_its_job_reached_each_step(
     assert starts[job_id] - 1 <= marks[Step.CONTAINER] <= marks[Step.LISTENING] <= time.time()
 
 
-async def test_a_browser_gets_pages_and_the_hub_hears_of_the_first(server: Site, job_id: int) -> None:
+async def test_a_browser_gets_pages_and_the_hub_is_notified_of_the_first(server: Site, job_id: int) -> None:
     token = server.token(job_id)
     status, page = await server.visit("/lab", token)
     assert status == 200

@@ -344,7 +344,7 @@ def test_a_fault_that_the_dark_a_phone_or_one_page_alone_shows_is_found(page: Pa
 
 
 @pytest.mark.timeout(10 * HANG)
-def test_no_page_keeps_anybody_out(
+def test_every_page_is_accessible(
     context: BrowserContext, page: Page, address: str, a_life: None, broker: FakeBroker, alice: User
 ) -> None:
     eyes, http = Eyes(page), httpx.Client(base_url=address, verify=False, timeout=HANG)
@@ -398,7 +398,7 @@ def test_no_page_keeps_anybody_out(
 
 
 @pytest.mark.timeout(10 * HANG)
-def test_no_page_keeps_anybody_out_in_german(
+def test_every_page_is_accessible_in_german(
     context: BrowserContext, page: Page, address: str, a_life: None, broker: FakeBroker
 ) -> None:
     """German words are longer: on a phone that is where pages break."""
