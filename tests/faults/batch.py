@@ -69,7 +69,7 @@ class Batch:
         self._await_slurm(f"session-{self.names['starting']}", "RUNNING")
         visitor.stop(self.names["stopping"])
 
-    def suffer(self, fault: Fault) -> None:
+    def run_fault(self, fault: Fault) -> None:
         """Start the fault, and wait until all views show a correct state of each session."""
         begin = time.monotonic()
         fault.begin(self.site)

@@ -28,7 +28,7 @@ def fault(request: pytest.FixtureRequest, demo: DemoSite) -> Iterator[Batch]:
         heal(demo)
         batch.prepare()
         try:
-            batch.suffer(FAULTS[request.param])
+            batch.run_fault(FAULTS[request.param])
             batch.finish()
         finally:
             request.config.stash.setdefault(RESULTS, {})[request.param] = batch.results

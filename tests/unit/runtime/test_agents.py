@@ -181,10 +181,10 @@ def test_unauthenticated_peers_are_dropped_while_a_run_goes_on(
 
     tls = read_certificate(job.certificate).connecting
 
-    def stranger() -> ssl.SSLSocket:  # who somehow got the certificate, but not the key
+    def unauthenticated_peer() -> ssl.SSLSocket:  # who somehow got the certificate, but not the key
         return tls.wrap_socket(socket.create_connection(("127.0.0.1", job.port), PATIENCE))
 
-    silent, half = stranger(), stranger()
+    silent, half = unauthenticated_peer(), unauthenticated_peer()
     half.sendall(frame(GREETING)[:20])
     for garbage in (
         b"GET / HTTP/1.1\r\n\r\n",
@@ -200,17 +200,17 @@ def test_unauthenticated_peers_are_dropped_while_a_run_goes_on(
         struct.pack("!I", 4097) + b"{",
         struct.pack("!I", 4000) + b"[" * 4000,
     ):
-        with stranger() as peer:
+        with unauthenticated_peer() as peer:
             peer.sendall(garbage)
             assert refused(peer), garbage
-    with stranger() as peer:  # a port scan
+    with unauthenticated_peer() as peer:  # a port scan
         peer.close()
-    with stranger() as peer:  # a truncated frame
+    with unauthenticated_peer() as peer:  # a truncated frame
         peer.sendall(frame(GREETING)[:-3])
         peer.unwrap().close()
     # The agent's own proof, mirrored, and a wrong one.
     for answer in (lambda reply: reply["proof"], lambda reply: "00" * 32):
-        with stranger() as peer:
+        with unauthenticated_peer() as peer:
             peer.sendall(frame(GREETING))
             with peer.makefile("rb") as replies:
                 reply = json.loads(replies.read(*struct.unpack("!I", replies.read(4))))

@@ -191,7 +191,7 @@ def _fresh_cache(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
+def caching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cache all answers until something changes."""
     if not REDIS.is_installed:
         pytest.skip("there is no Redis; ./test fetches it")
@@ -241,7 +241,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch):
+def resume_sync(monkeypatch: pytest.MonkeyPatch):
     """Stop the sync of sessions; the returned function starts it again."""
     monkeypatch.setattr("carme_webui.sessions.actions.tend_soon", lambda: None)
     return lambda: monkeypatch.setattr("carme_webui.sessions.actions.tend_soon", tend_all)
@@ -280,7 +280,7 @@ class _Still(datetime, metaclass=_Dates):
 
 
 @pytest.fixture
-def still(monkeypatch: pytest.MonkeyPatch) -> None:
+def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the portal's clock, so that the times on pages do not depend on a busy machine."""
     monkeypatch.setattr(_Still, "moment", timezone.now(), raising=False)
     # Below `timezone.now`, which is the default of fields, too.

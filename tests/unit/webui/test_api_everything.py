@@ -439,7 +439,7 @@ def test_policies_are_reported(root: Program) -> None:
     assert reported["Sessions"]["maximum_minutes"] == 600
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 @pytest.mark.parametrize(
     "path",
     [

@@ -46,7 +46,9 @@ OF_ADMINS = tuple(f"/api/v1/{part}" for part in ("admin", "bookings", "projects"
 
 
 @pytest.fixture
-def carol(db: None, broker: FakeBroker, settings: Any, killed: Any, monkeypatch: pytest.MonkeyPatch) -> User:
+def carol(
+    db: None, broker: FakeBroker, settings: Any, resume_sync: Any, monkeypatch: pytest.MonkeyPatch
+) -> User:
     """Somebody with one of everything."""
     site = settings.SITE
     settings.SITE = site.model_copy(

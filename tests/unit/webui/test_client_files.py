@@ -114,7 +114,7 @@ def test_what_cannot_be_read_or_found_is_reported(client: carme.Client, home: Pa
 
 
 @pytest.mark.usefixtures("broker")
-def test_presets_and_notices_are_managed(client: carme.Client, killed: Any) -> None:
+def test_presets_and_notices_are_managed(client: carme.Client, resume_sync: Any) -> None:
     notify(User.objects.get(username="alice"), "hello")
     client.presets.save("small", image="torch", minutes=30)
     assert [preset.name for preset in client.presets.list()] == ["small"]

@@ -28,7 +28,7 @@ from carme_webui.sessions.models import Session
 from .conftest import Browser, words
 from .fake_broker import FakeBroker, make_job, make_session
 from .fake_hub import FakeHub
-from .session_steps import NAME, PAGE, rounds, start
+from .session_steps import NAME, PAGE, start, sync_all
 
 #: The job of each GPU, its owner, and the share of time in which the GPU worked.
 GPUS = {("n1", 0): (7, "alice", 0.9), ("n1", 1): (7, "alice", 0.0), ("n1", 2): (8, "bob", 0.5)}
@@ -66,7 +66,7 @@ def site(settings: Any, prometheus: Prometheus) -> None:
     settings.SITE = django_settings.SITE.model_copy(update={"monitoring": place})
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 def test_my_jobs_are_shown_with_the_time_that_they_have_left(browser: Browser, alice: User) -> None:
     begun = timezone.now() - timedelta(minutes=45, seconds=-30)
     Job.store(
@@ -87,7 +87,7 @@ def test_my_jobs_are_shown_with_the_time_that_they_have_left(browser: Browser, a
         assert hidden not in reported
 
 
-@pytest.mark.usefixtures("at_once", "still")
+@pytest.mark.usefixtures("at_once", "frozen_clock")
 def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
@@ -97,7 +97,7 @@ def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
     plan = QueueEstimate(place=1, waiting=1, reason=why, earliest=first, latest=free)
     start(browser)
     broker.publish(make_session(NAME, "queued", 2, estimate=plan, sentence=why))
-    rounds()
+    sync_all()
     for page in ("/", PAGE):
         found = BeautifulSoup(browser.get(page).content, "html.parser")
         (drawn,) = found("carme-spans")
@@ -132,7 +132,7 @@ def test_nodes_are_in_use_until_a_time_at_which_something_ends(known: bool) -> N
     assert planned and planned.freed is None and len(planned.spans.rows) == 1
 
 
-@pytest.mark.usefixtures("at_once", "still")
+@pytest.mark.usefixtures("at_once", "frozen_clock")
 def test_nothing_is_drawn_of_a_wait_without_an_end(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
@@ -140,7 +140,7 @@ def test_nothing_is_drawn_of_a_wait_without_an_end(
     broker.publish(
         make_session(NAME, "queued", 2, estimate=QueueEstimate(place=1, waiting=1, reason="It waits."))
     )
-    rounds()
+    sync_all()
     for page in ("/", PAGE):
         assert "<carme-spans" not in browser.get(page).content.decode()
 
@@ -197,7 +197,9 @@ def test_nothing_is_shown_of_jobs_that_are_not_mine(bobs_browser: Browser, bob: 
     assert list(json.loads(bobs_browser.get("/metrics/sparks/").content)["jobs"]) == ["8"]
 
 
-def test_the_use_of_this_month_is_shown_with_its_limit(browser: Browser, alice: User, still: None) -> None:
+def test_the_use_of_this_month_is_shown_with_its_limit(
+    browser: Browser, alice: User, frozen_clock: None
+) -> None:
     assert words(browser.get("/jobs/month/")) == ""  # nothing yet
     now = timezone.now()
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)

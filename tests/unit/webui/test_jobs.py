@@ -62,7 +62,7 @@ def test_a_log_that_cannot_be_read_is_reported(browser: Browser, broker: FakeBro
     assert "Carme did not start job 1, so it does not know where its log is." in page
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 @pytest.mark.parametrize(
     ("minutes", "left", "level"),
     [(5, 4.9, ""), (5, 1, "near"), (5, 0.4, "urgent"), (60, 16, ""), (60, 10, "near"), (60, 4, "urgent")],
@@ -413,7 +413,7 @@ def test_what_cannot_be_submitted_comes_back_with_the_reason(
         assert not broker.queue
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) -> None:
     began = timezone.now() - timedelta(minutes=10)
     Job.store([
@@ -439,7 +439,7 @@ def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) ->
     )
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 def test_the_time_that_is_left_is_slurms(browser: Browser, broker: FakeBroker) -> None:
     began, later = timezone.now() - timedelta(minutes=10), timezone.now() + timedelta(minutes=57)
     Job.store([

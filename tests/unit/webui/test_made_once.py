@@ -46,7 +46,7 @@ def page(browser: Browser, path: str = "/") -> str:
 
 
 def test_it_is_queried_again_after_a_change_and_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, remembering: None
+    monkeypatch: pytest.MonkeyPatch, caching: None
 ) -> None:
     queried: list[int] = []
 
@@ -64,7 +64,7 @@ def test_it_is_queried_again_after_a_change_and_after_a_while(
     assert [shared("test", query), shared("test", query)] == [3, 4]
 
 
-def test_what_changes_while_it_is_queried_is_not_missed(remembering: None) -> None:
+def test_what_changes_while_it_is_queried_is_not_missed(caching: None) -> None:
     queried: list[int] = []
 
     def query() -> int:
@@ -84,7 +84,7 @@ def test_each_language_has_its_own_key() -> None:
 
 
 def test_news_and_maintenance_are_on_pages_at_once_and_go_at_once(
-    root: Browser, browser: Browser, broker: FakeBroker, remembering: None
+    root: Browser, browser: Browser, broker: FakeBroker, caching: None
 ) -> None:
     assert "New GPUs" not in page(browser) and "cables" not in page(browser, "/jobs/")
     form = "/announcements/new/"
@@ -100,7 +100,7 @@ def test_news_and_maintenance_are_on_pages_at_once_and_go_at_once(
 
 
 def test_why_the_mirror_is_silent_is_reported_at_once(
-    browser: Browser, broker: FakeBroker, remembering: None
+    browser: Browser, broker: FakeBroker, caching: None
 ) -> None:
     Mirror.load()
     assert "is away" not in page(browser)
@@ -346,7 +346,7 @@ def test_pages_find_what_they_derive_of_a_new_answer(
 
 
 def test_a_large_cluster_is_written_once_for_all_readers_and_nobody_sees_anothers_partition(
-    program: Program, bob: User, broker: FakeBroker, remembering: None, monkeypatch: pytest.MonkeyPatch
+    program: Program, bob: User, broker: FakeBroker, caching: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = Partition(name="mine", hidden=True, accounts=["physics"], node_names=["n1"])
     partitions = [*broker.cluster.partitions, hidden]
@@ -401,7 +401,7 @@ def test_a_mirror_that_nobody_reads_is_reported(
 
 
 def test_pages_say_at_once_that_the_mirror_is_read_again(
-    browser: Browser, broker: FakeBroker, remembering: None
+    browser: Browser, broker: FakeBroker, caching: None
 ) -> None:
     Mirror.load()
     Mirror.objects.update(updated=timezone.now() - 2 * OLD_AFTER, cursor="", swept=timezone.now())
@@ -411,7 +411,7 @@ def test_pages_say_at_once_that_the_mirror_is_read_again(
 
 
 def test_links_for_administrators_are_theirs_alone(
-    root: Browser, browser: Browser, broker: FakeBroker, remembering: None
+    root: Browser, browser: Browser, broker: FakeBroker, caching: None
 ) -> None:
     for path, here in (("/", "/"), ("/jobs/", "/jobs/"), ("/images/", "/images/")):
         for who, staff in ((root, True), (browser, False), (root, True)):
@@ -421,7 +421,7 @@ def test_links_for_administrators_are_theirs_alone(
 
 
 def test_what_only_one_may_start_in_is_in_no_other_form(
-    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, caching: None
 ) -> None:
     now = timezone.now()
     project = Project.objects.create(name="secret", title="The secret one", granted=now)
@@ -449,7 +449,7 @@ def test_what_only_one_may_start_in_is_in_no_other_form(
 
 
 def test_one_form_is_made_for_all_of_whom_it_is_true(
-    browser: Browser, bobs_browser: Browser, broker: FakeBroker, remembering: None,
+    browser: Browser, bobs_browser: Browser, broker: FakeBroker, caching: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     created: list[str | None] = []
@@ -528,7 +528,7 @@ def booked(owner: User, node: str, title: str, **values: Any) -> Booking:
 
 def test_the_calendar_shows_nobody_what_is_anothers(
     root: Browser, browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any,
-    remembering: None,
+    caching: None,
 ) -> None:  # fmt: skip
     hers = booked(alice, "n1", "Her <plan>")
     broker.queue[7] = make_job(7, user="alice", state="RUNNING", started=timezone.now(), node_list="n2")
@@ -548,7 +548,7 @@ def test_the_calendar_shows_nobody_what_is_anothers(
 
 
 def test_changes_of_bookings_are_in_everybodys_calendar_at_once(
-    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, caching: None
 ) -> None:
     def taken(who: Browser) -> int:
         return page(who, "/bookings/").split("<tbody>")[1].count('class="item"')
@@ -565,7 +565,7 @@ def test_changes_of_bookings_are_in_everybodys_calendar_at_once(
 
 
 def test_the_calendar_requests_what_runs_and_no_jobs_that_wait(
-    browser: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+    browser: Browser, alice: User, broker: FakeBroker, rules: Any, caching: None
 ) -> None:
     broker.queue[7] = make_job(7, user="alice", state="RUNNING", started=timezone.now(), node_list="n2")
     assert "My job 7" in page(browser, "/bookings/")
@@ -573,7 +573,7 @@ def test_the_calendar_requests_what_runs_and_no_jobs_that_wait(
 
 
 def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
-    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None,
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, caching: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     created: list[str | None] = []

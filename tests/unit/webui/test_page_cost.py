@@ -36,7 +36,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def site(alice: User, broker: FakeBroker, rules: Any, remembering: None) -> None:
+def site(alice: User, broker: FakeBroker, rules: Any, caching: None) -> None:
     """Alice has a job, a booking and a project; caches hold."""
     now = timezone.now()
     Mirror.load()

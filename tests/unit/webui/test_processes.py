@@ -177,7 +177,7 @@ def signed_in(user: User) -> str:
     return "; ".join(f"{name}={cookie.value}" for name, cookie in found.cookies.items())
 
 
-def next_news(stream: http.client.HTTPResponse) -> str:
+def next_event(stream: http.client.HTTPResponse) -> str:
     """The version of the next event."""
     while line := stream.readline().decode():
         if line.startswith("data: "):
@@ -185,13 +185,13 @@ def next_news(stream: http.client.HTTPResponse) -> str:
     raise AssertionError("The stream has ended.")
 
 
-def hears(stream: http.client.HTTPResponse) -> None:
+def read_to_latest(stream: http.client.HTTPResponse) -> None:
     """Read until the stream's last event is what Redis says.
 
     Its process may have had more to report: it is stopped while others answer, and then takes Redis for one
     that was away.
     """
-    while next_news(stream) != notifier.version("alice"):
+    while next_event(stream) != notifier.version("alice"):
         pass
 
 
@@ -208,7 +208,7 @@ def test_each_process_is_notified_of_a_change_and_a_dead_one_is_replaced(portal:
     streams = [portal.open(process, f"/updates/?seen={version}", cookies) for process in portal.processes]
     notifier.notify(["alice"])
     for stream in streams:
-        hears(stream)
+        read_to_latest(stream)
     for process in portal.processes:  # their pages show the same version
         until(
             lambda process=process: (
@@ -224,7 +224,7 @@ def test_each_process_is_notified_of_a_change_and_a_dead_one_is_replaced(portal:
     streams = [portal.open(process, f"/updates/?seen={version}", cookies) for process in portal.processes]
     notifier.notify(["alice"])
     for stream in streams:  # also of the one that took the place of the dead one
-        hears(stream)
+        read_to_latest(stream)
 
 
 def test_new_workers_take_the_place_of_the_old_ones_while_the_portal_serves(portal: Portal) -> None:
@@ -247,7 +247,7 @@ def test_open_pages_hold_no_connection_to_the_database(portal: Portal, alice: Us
     process = portal.processes[0]
     streams = [portal.open(process, "/updates/", cookies) for _ in range(30)]
     assert portal.open(process, "/", cookies).status == 200
-    assert all(next_news(stream) for stream in streams)
+    assert all(next_event(stream) for stream in streams)
 
 
 def test_a_second_portal_is_refused(portal: Portal) -> None:

@@ -131,7 +131,7 @@ def test_lists_have_moments_by_their_distance(
 
 
 def test_times_in_sentences_are_for_the_browser_too(
-    browser: Browser, alice: User, broker: FakeBroker, still: None
+    browser: Browser, alice: User, broker: FakeBroker, frozen_clock: None
 ) -> None:
     free = timezone.now().replace(microsecond=0) + timedelta(hours=3)
     why = message("4 GPUs <free> until {until} at the latest", until=moment_text(free, timezone.now()))

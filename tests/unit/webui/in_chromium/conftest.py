@@ -104,7 +104,7 @@ def root(transactional_db: None) -> User:
 
 
 @pytest.fixture
-def a_life(alice: User, bob: User, root: User, broker: FakeBroker, settings) -> None:
+def sample_data(alice: User, bob: User, root: User, broker: FakeBroker, settings) -> None:
     """Something on every page of Alice's, who manages a project; all that has a number has 7."""
     site = django_settings.SITE
     policy = site.bookings.model_copy(

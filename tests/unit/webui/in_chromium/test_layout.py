@@ -15,7 +15,7 @@ from carme_webui.projects.models import Project
 from ..fake_broker import FakeBroker
 from .conftest import sign_in
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("a_life")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("sample_data")]
 
 #: For each sign of a legend the pixels to its own word, and those from there to the next sign of that row.
 DISTANCES = """() => {
