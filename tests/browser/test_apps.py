@@ -31,7 +31,7 @@ socketserver.ThreadingUnixStreamServer(place, Page).serve_forever()
 
 @pytest.fixture
 def written(demo: DemoSite) -> Iterator[Callable[[str], str]]:
-    """What programs of the session write: gives the content of a file of the user's, once it has some."""
+    """Return a function that waits until a file of the user has content, and returns the content."""
     home = f"/home/{demo.user}"
     demo.run("head", "sh", "-c", f"rm -rf {home}/from-*")
 
@@ -93,7 +93,7 @@ def test_vs_code_opens_with_its_terminal(
         pytest.skip("the image vscode is not built here; ./demo up --images vscode builds it")
     log_in(page, demo)
     name = start(page, "vscode")
-    # VS Code asks whenever it has got round to it.
+    # VS Code asks at some time after its start.
     trust = page.get_by_role("button", name="Yes, I trust the authors")
     page.add_locator_handler(trust, lambda: trust.click())
     page.goto(address(demo, name, "vscode"))

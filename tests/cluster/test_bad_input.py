@@ -1,4 +1,4 @@
-"""Bad input at every door of the running site: one clear sentence, and nothing left behind."""
+"""Bad input at every interface of the running site gets one clear sentence and leaves nothing behind."""
 
 import json
 
@@ -8,7 +8,7 @@ from carme.errors import CarmeError
 from demo_site import DemoSite, wait_until
 from patience import HANG
 
-# Each would do harm, or at least leave a mark, in a shell, a job script, SQL or a page.
+# Each text would do harm, or at least leave a trace, in a shell, a job script, SQL or a page.
 HOSTILE = [
     "$(touch /tmp/carme-was-here)",
     "`touch /tmp/carme-was-here`",

@@ -1,4 +1,4 @@
-"""A booking from the calendar to Slurm and back: kept, used by its owner, made again when lost, deleted."""
+"""A booking from the calendar to Slurm and back: reserved, used by its owner, restored when lost, deleted."""
 
 import re
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ def reservation_of(demo: DemoSite, name: str) -> str:
 
 
 def session_of(visitor: Visitor, name: str) -> str:
-    """The session that a booking has started by itself; empty as long as there is none."""
+    """The session that a booking has started automatically; empty until then."""
     page = visitor.fetch(f"{visitor.url}bookings/{name}/")
     found = re.search(r'href="/sessions/(s[a-z0-9]{8})/"', page.text)
     return found[1] if found else ""
 
 
 def send_now(demo: DemoSite, visitor: Visitor) -> httpx.Response:
-    """Send the form for a booking that begins in the minute that runs, again when that was over too soon."""
+    """Send the form for a booking that begins in this minute; repeat it if the minute has ended meanwhile."""
 
     def answer() -> httpx.Response | None:
         day, clock = demo.run("head", "date", "--utc", "+%Y-%m-%d %H:%M").stdout.split()
@@ -79,7 +79,7 @@ def test_a_booking_is_its_owners_made_again_when_lost_and_given_back(demo: DemoS
         )
         assert refused.returncode == 1 and "You may not use this booking" in refused.stderr
 
-        # A session starts in it by itself.
+        # A session starts in it automatically.
         page = owner.fetch(f"{owner.url}bookings/{name}/")
         owner.send(page, owner.form(page, "image"), {"image": "base"})
         session = wait_until("the booking's session is there", lambda: session_of(owner, name))

@@ -1,4 +1,4 @@
-"""What users and administrators do to jobs by Slurm's own programs: sessions stay known, and figures true."""
+"""Users and administrators change jobs by Slurm's own programs: sessions stay known, and figures correct."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -39,7 +39,7 @@ def becomes(demo: DemoSite, name: str, state: SessionState) -> Session:
 
 
 def seen(demo: DemoSite, number: int, *, running: bool) -> Job:
-    """A job that Slurm was given by others, once the broker has seen it run, or wait."""
+    """A job that Carme did not submit, once the broker has read it as running, or waiting."""
 
     def job() -> Job | None:
         found = map(Job.model_validate, demo.carme_json("jobs"))
@@ -49,7 +49,7 @@ def seen(demo: DemoSite, number: int, *, running: bool) -> Job:
 
 
 def slurms_end(demo: DemoSite, number: int) -> datetime:
-    """When Slurm itself says that a job ends."""
+    """The end of a job as Slurm itself reports it."""
     requested = ("env", "TZ=UTC", "SLURM_TIME_FORMAT=%s", "squeue", "--noheader", f"--jobs={number}")
     text = demo.run("head", *requested, "--format=%e").stdout.strip()
     return datetime.fromtimestamp(int(text), UTC)

@@ -41,7 +41,7 @@ def connect(demo: DemoSite) -> Iterator[Callable[[], carme.Client]]:
 
 @pytest.fixture(scope="module")
 def client(connect: Callable[[], carme.Client]) -> Iterator[carme.Client]:
-    """One of them."""
+    """A client of user1."""
     with connect() as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""What goes wrong in daily life: each ends in one sentence, and the site works again afterwards."""
+"""Everyday faults: each ends in one sentence, and the site works again afterwards."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_the_time_limit_ends_a_session_says_so_and_leaves_time_to_save(demo: Dem
     with demo.visitor("user1") as visitor:
         # Whether it gets ready within its minute depends on the machine.
         name = visitor.start(START | {"gpus_per_node": "0", "minutes": "1"})
-        # By other words it is no other job.
+        # It stays the same job under another name and comment.
         sessions = wait_until(
             "its job is there",
             lambda: [listed for listed in demo.carme_json("session", "list") if listed["name"] == name],

@@ -27,7 +27,7 @@ SESSION = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10",
 UPLOAD_GIB = int(os.environ.get("CARME_UPLOAD_GIB", "0"))
 IDLE_SECONDS = int(os.environ.get("CARME_IDLE_SECONDS", "0"))
 MESSAGE = 50_000_000
-PART = 1 << 20  # of an upload, as JupyterLab sends it
+PART = 1 << 20  # bytes of a part of an upload, as JupyterLab sends it
 ECHO = """
 import http.server, os, socketserver, threading
 class Echo(http.server.BaseHTTPRequestHandler):

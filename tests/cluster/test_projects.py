@@ -1,4 +1,4 @@
-"""A project from the portal to Slurm: who may run in it, how much at a time, and nobody who was taken out."""
+"""A project from the portal to Slurm: its members run jobs within its limits, removed members run none."""
 
 import os
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def send(visitor: Visitor, page: str, address: str, **values: str) -> None:
 
 
 def members(demo: DemoSite) -> set[str]:
-    """Whom Slurm lets run in the account."""
+    """The users who may run jobs in the account by Slurm's database."""
     where = ["where", f"account={ACCOUNT}", "format=user,maxsubmit"]
     reported = demo.run("head", "sacctmgr", "--noheader", "--parsable2", "show", "association", *where).stdout
     rows = [line.split("|") for line in reported.splitlines()]
@@ -40,7 +40,7 @@ def members_are(demo: DemoSite, *users: str) -> None:
 
 
 def submit(demo: DemoSite, user: str, *options: str) -> Any:
-    """Slurm's own sbatch, past all of Carme."""
+    """Submit with Slurm's own sbatch, without Carme."""
     words = ["sbatch", "--parsable", f"--account={ACCOUNT}", "--time=2", "--mem=100", *options]
     return demo.run("head", *words, "--output=/dev/null", "--wrap=sleep 100", user=user, check=False)
 
@@ -93,7 +93,7 @@ def test_slurm_enforces_what_the_portal_says_of_a_project(demo: DemoSite) -> Non
 
 
 def wait_for_reason(demo: DemoSite, submitted: Any) -> str:
-    """Why Slurm has a job wait, or its message when it refused it."""
+    """Slurm's reason why a job waits, or its message if it refused the job."""
     if submitted.returncode:
         return submitted.stderr
     number = submitted.stdout.strip()

@@ -13,7 +13,7 @@ from patience import HANG
 
 TOKEN = secrets.token_hex(16)
 
-# What a person at a terminal does: types into a pseudo-terminal in which `carme` runs.
+# Types into a pseudo-terminal in which `carme` runs, as a person at a terminal does.
 TYPE = r"""
 import os, pty, select, sys
 pid, terminal = pty.fork()
@@ -32,7 +32,7 @@ print(shown.decode())
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
-# Everything that crosses the first node's network until a file says that it is enough.
+# Records all traffic of the first node's network until a file ends it.
 CAPTURE = """
 import os, socket, sys, time
 heard = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))

@@ -17,7 +17,7 @@ GRACE_MINUTES = 1
 
 @pytest.fixture
 def impatient(demo: DemoSite) -> Iterator[None]:
-    """Unused bookings are given back after a minute, not a quarter of an hour."""
+    """Release unused bookings after a minute instead of a quarter of an hour."""
     demo.run("head", "cp", "--preserve=all", TOML, f"{TOML}.kept")
     try:
         demo.run("head", "sed", "-i", f"/^\\[bookings\\]/a grace_minutes = {GRACE_MINUTES}", TOML)
@@ -73,7 +73,7 @@ def costs(page: Page) -> float:
 
 
 def again_until(page: Page, address: str, what: str, holds: Callable[[], bool], timeout: float) -> None:
-    """Open a page anew until something holds; pages of bookings show what was true when they were made."""
+    """Reload a page until a condition holds; pages of bookings show the state at their loading."""
 
     def reload() -> bool:
         page.goto(address)

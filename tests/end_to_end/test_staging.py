@@ -27,7 +27,7 @@ FILES, EXTRA = 400, 3 << 30
 
 
 def archive(folder: Path) -> Path:
-    """What a user has on their computer."""
+    """Make an archive as a user has it on their computer."""
     chance = random.Random(1)
     path = folder / f"{NAME}.tar.gz"
     with tarfile.open(path, "w:gz") as packed:
@@ -87,7 +87,7 @@ def add_by_upload(page: Page, demo: DemoSite, keep: Callable[[str], None], archi
     expect(page.locator("tr", has_text=NAME)).to_contain_text("CC0")
     keep("staging-2-the-catalogue")
 
-    # A version never changes: what makes copying last is a second one, with random bytes beside.
+    # A version never changes: a second one, with random bytes, makes copying take long.
     extra = f"head -c {EXTRA} /dev/urandom >/home/user1/{NAME}/bytes"
     demo.run("head", "sh", "-c", extra, user="user1", timeout=2 * HANG)
     demo.carme("datasets", "add", NAME, f"/home/user1/{NAME}", timeout=2 * HANG)

@@ -46,8 +46,8 @@ class Batch:
         self._secret = secrets.token_hex(4)
 
     def prepare(self) -> None:
-        """Bring each session into its phase, the fleeting ones last."""
-        # Somebody else has the other node for so long that shorter sessions may start before the queued one.
+        """Bring each session into its phase, the short phases last."""
+        # Another user's job holds the other node so long that shorter sessions start before the queued one.
         self.site.run(
             *("head", "sbatch", "--nodelist=n2", "--gres=gpu:4", "--cpus-per-task=8", "--mem=16000"),
             *("--time=120", "--job-name=blocker", "--output=/dev/null", "--chdir=/tmp"),
@@ -118,7 +118,7 @@ class Batch:
             result.problems.append(f"its kernel lost its state: {cell.output} {cell.error}")
 
     def finish(self) -> None:
-        """Stop what is left through the portal; nothing of any session may stay anywhere."""
+        """Stop the remaining sessions through the portal; nothing of them may be left."""
         after = self.results["after"]
         begin = time.monotonic()
         for name, view in self.views.observe(list(self.names.values())).items():
@@ -152,11 +152,11 @@ class Batch:
             after.problems.append(f"processes are left on {NODE}: {found}")
 
     def _processes(self) -> str:
-        """What still runs as the sessions' owner on their node."""
+        """Processes of the sessions' owner that still run on their node."""
         return self.site.run(NODE, "pgrep", "--list-full", "--euid", USER, check=False).stdout.strip()
 
     def _check_accounting(self, phase: str, name: str) -> None:
-        """One submission, and a recorded end."""
+        """Check that the accounting has one submission and an end."""
         output = self.site.run(
             *("head", "sacct", "--allocations", "--duplicates", "--noheader", "--parsable2"),
             *(f"--name=session-{name}", f"--user={USER}", "--starttime=now-2hours"),
@@ -170,7 +170,7 @@ class Batch:
         problems += [f"accounting has no end of its job: {job}" for job in jobs if job[2] == "Unknown"]
 
     def close(self) -> None:
-        """Let go of what is open here."""
+        """Close kernels and views."""
         with contextlib.suppress(httpx.HTTPError):  # the kernel went with its server
             self._open.close()
         self.views.close()

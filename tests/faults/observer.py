@@ -50,7 +50,7 @@ def sample(*views: Callable[[], Any]) -> list[Any]:
     for view in views:
         try:
             found.append(view())
-        except Exception:  # whatever keeps a view from us is what the faults are about
+        except Exception:  # any failure of a view is a subject of these tests
             found.append(None)
     return found
 

@@ -1,4 +1,4 @@
-"""What goes wrong while data is brought to jobs and their results are taken out: nodes, and room."""
+"""Faults while data is staged to jobs and results are copied back: lost nodes and full file systems."""
 
 import json
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def test_results_on_a_node_that_went_down_are_copied_when_it_is_back(demo: DemoS
 
 
 def test_results_of_a_job_that_reaches_its_time_limit_are_copied(demo: DemoSite) -> None:
-    """Its data lies on the scratch that all nodes share."""
+    """The job's data is on the scratch that all nodes share."""
     demo.run("head", "sh", "-c", f"mkdir -p {SOURCE} && seq 100 >{SOURCE}/numbers")
     script = (
         "cp $CARME_DATA/staging-faults/numbers $CARME_RESULTS/state; "
@@ -125,7 +125,7 @@ def test_a_job_whose_node_is_killed_during_the_copy_starts_on_another(demo: Demo
         wait_until("the next job is over", lambda: not _active(demo, again), timeout=HANG)
     finally:
         demo.run("head", "scontrol", "update", f"NodeName={other_node}", "State=RESUME")
-    # It went on with what had been there, and that is what was copied, byte by byte.
+    # It resumed the copy, whose bytes are those of the source.
     assert source in demo.carme("logs", str(again)).stdout
 
 
@@ -148,7 +148,7 @@ def test_data_that_does_not_fit_ends_the_job_with_the_reason(demo: DemoSite, sou
 
 
 def test_results_that_do_not_fit_stay_until_there_is_space(demo: DemoSite) -> None:
-    """Where they are to go is really too small: they stay, and come when there is room."""
+    """The target is really too small: the results stay, and are copied when there is space."""
     demo.run("head", "install", "-d", "-o", "user1", TO)
     nodes = ("n1", "n2")
     for node in nodes:

@@ -142,7 +142,7 @@ def test_nothing_is_left_of_jobs_that_have_ended(machine: Machine) -> None:
 
 
 def test_only_named_readers_reach_the_exporter(machine: Machine) -> None:
-    """The unit's own fence: only readers that the site names."""
+    """The firewall of the unit: only readers that the site names."""
     done = machine.run(
         "python3", "-c",
         "import socket\n"

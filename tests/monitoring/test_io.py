@@ -16,7 +16,9 @@ SCRIPT = (
     "cd $HOME && dd if=/dev/zero of=io-test bs=1M count=64 conv=fsync && "
     "srun -n1 sh -c 'dd if=io-test of=/dev/null bs=1M iflag=direct; rm io-test; exec sleep 1000'"
 )
-PATIENCE = 2 * HANG  # the reader looks twice a minute, Prometheus after it, and the portal's page after that
+PATIENCE = (
+    2 * HANG
+)  # the reader polls twice a minute, then Prometheus scrapes, then the portal's page is renewed
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_io_of_a_job_is_reported_in_every_view_of_its_owner(page: Page, demo: De
 
 
 def test_the_reader_of_io_has_no_other_rights(demo: DemoSite) -> None:
-    """Where control groups are of version 1 alone."""
+    """The reader runs only where control groups are of version 1."""
     show = ("systemctl", "show", "--property=MainPID", "--value", "carme-io-reader")
     pid = demo.run("n1", *show).stdout.strip()
     if pid == "0":

@@ -38,7 +38,7 @@ def empty(visitor: Visitor, where: str, boards: list[str], values: dict[str, str
 
 
 def every_board_is_filled(demo: DemoSite, job: int) -> None:
-    """Every panel of every board has something to show, to whom it is for."""
+    """Check that each panel of each board has data for its readers."""
     later = ("sbatch", "--begin=now+1hour", "--time=1", "--output=/dev/null", "--wrap=true")
     demo.run("head", *later, user="user2")
     of_job: dict[str, Any] = {"jobid": str(job), "node": "n1", "user": "user1", "account": "carme"}

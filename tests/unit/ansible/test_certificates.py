@@ -48,9 +48,9 @@ class Site:
     port: int
 
     async def run_renewal(self, *arguments: str, umask: int = 0o022) -> tuple[int, str, str]:
-        """What the program that the timer starts says: its code, its output and its errors.
+        """Run the program that the timer starts; return its exit code, output and errors.
 
-        After a reload workers of before take connections for a moment; it returns when none does.
+        After a reload, earlier workers accept connections for a moment; this returns when none does.
         """
         before = real_nginx.workers(self.folder)
         process = await asyncio.create_subprocess_exec(
@@ -156,16 +156,16 @@ async def test_a_certificate_comes_by_acme_and_is_served_without_a_restart(
         assert (tmp_path / "mail.pem").read_text() == (tmp_path / "site.pem").read_text()
         for name, mode in (("site-key.pem", 0o600), ("site.pem", 0o644), ("webroot", 0o755)):
             assert (tmp_path / name).stat().st_mode & 0o777 == mode
-        # The one that was connected before still is.
+        # The earlier connection is still open.
         await channel.send_str("still here")
         assert await channel.receive_str() == "still here"
-        # Nothing to do now; a month before its end there is.
+        # Now there is nothing to do; a month before the certificate's end there is.
         assert await site.run_renewal(*arguments) == (0, "", "")
         renewal = tmp_path / "acme/renewal/carme.conf"
         renewal.write_text(f"renew_before_expiry = 99 years\n{renewal.read_text()}")
         code, output, errors = await site.run_renewal(*arguments)
         assert (code, errors) == (0, "") and "New certificate" in output and await site.served() != now
-        # Nor does that of another server stay.
+        # A certificate of another server is replaced as well.
         now, text = await site.served(), renewal.read_text().replace("renew_before_expiry = 99 years\n", "")
         assert f"server = {acme.directory}\n" in text
         renewal.write_text(text.replace(f"server = {acme.directory}", "server = https://other.example.org/"))
@@ -327,7 +327,7 @@ async def test_other_requests_on_port_80_lead_to_https(site: Site, challenges: i
 
 
 def renewal(**variables: object) -> list[str]:
-    """What the unit starts."""
+    """The command that the unit starts."""
     known = yaml.safe_load((real_nginx.ROLE / "vars/main.yml").read_text())
     names = {
         "reverse_proxy_certificate_file": "/c",

@@ -25,7 +25,7 @@ def defaults() -> set[str]:
 
 
 def variables(hosts: dict[str, Any]) -> set[str]:
-    """All that are set in an inventory."""
+    """All variables that an inventory sets."""
     found = set[str]()
     for group in hosts.values():
         found |= set(group.get("vars", {}))

@@ -51,7 +51,7 @@ def test_an_nginx_with_other_sites_keeps_its_configuration(tmp_path: Path) -> No
 
 
 def test_a_number_of_our_role_does_not_make_a_file_the_sites(tmp_path: Path) -> None:
-    """Else a second run would not set another number."""
+    """Otherwise a second run could not set another number."""
     precheck = module("precheck_services")
     file, backup = tmp_path / "nginx.conf", tmp_path / "nginx.conf.99.2026-11-01@10:00:00~"
     backup.write_text("events { worker_connections 768; }\n")

@@ -38,7 +38,7 @@ VARIABLES = variables()
 
 
 def rendered(text: str, **more: Any) -> str:
-    """A path with what is known of the layout; what is not stays as it is."""
+    """Fill in the known variables of a path; unknown ones stay as they are."""
     environment = jinja2.Environment(undefined=jinja2.DebugUndefined)
     environment.filters |= {"basename": lambda text: text.rsplit("/")[-1], "dirname": str}
     for _round in range(4):
@@ -86,7 +86,7 @@ def is_below(path: str, folders: list[str]) -> bool:
 
 
 def named() -> list[str]:
-    """What the table says goes, is put back, or stays."""
+    """The paths that the table removes, restores or leaves."""
     stored = [name for names in TABLE["removal_kept"].values() for name in names if name.startswith("/")]
     changed = [entry["path"] for entry in TABLE["removal_changed_files"]]
     data = [rendered(path) for path in TABLE["removal_data_paths"]]
@@ -114,7 +114,7 @@ def test_every_file_that_a_role_makes_is_named(role: Path) -> None:
 
 
 def test_the_scan_finds_what_roles_make() -> None:
-    """Else the test above would find nothing to complain about."""
+    """Otherwise the test above would pass without checking anything."""
     found = {path for role in ROLES.iterdir() if role.name not in SHARED for path in created_paths(role)}
     assert {
         "/etc/systemd/system/carme-broker.service",
@@ -312,7 +312,7 @@ def test_empty_parents_go_and_mounts_stay(tmp_path: Path) -> None:
 def test_units_that_a_host_does_not_have_take_no_time(
     playbook: Playbook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each would be one call per host, and a compute node has five of twenty."""
+    """Each unit would be one call per host, and a compute node has five of twenty."""
     program = tmp_path / "systemctl"
     program.write_text(
         "#!/bin/sh\nfor unit in carme-janitor.timer carme-broker.service carme-home@.service; do\n"
@@ -345,7 +345,7 @@ def test_of_a_folder_that_the_site_names_goes_carmes_part() -> None:
 
 
 def test_options_of_the_command_line_count_as_yes_and_no() -> None:
-    """Ansible gives what follows -e as text, and every text but the empty one is true."""
+    """Ansible passes values of -e as text, and each text but the empty one is true."""
     text = (ROLES / "removal/tasks/main.yml").read_text()
     assert re.findall(r"\bremoval_(?:data|packages)\b(?! \| bool)", text) == []
     assert len(re.findall(r"\bremoval_(?:data|packages) \| bool", text)) >= 6

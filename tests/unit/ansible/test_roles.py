@@ -103,7 +103,7 @@ def systemd_tasks() -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_what_runs_on_the_active_head_starts_where_it_may_alone() -> None:
-    """Not on a standby, and not on a head that awaits its backup."""
+    """Neither on a standby nor on a head that awaits its backup."""
     started = set[str]()
     for text, task in systemd_tasks():
         named = {unit for unit in STARTED if re.search(rf"(?<![\w.-]){unit}(?![\w.-])", text)}
@@ -287,7 +287,7 @@ def changes_noticed(restart: dict[str, Any], before: list[dict[str, Any]]) -> li
     ids=lambda role: role.name,
 )  # fmt: skip
 def test_nothing_fails_between_a_change_and_the_start_of_its_service(role: Path) -> None:
-    """A run that ended there would leave what was before at work: the next one finds no change."""
+    """A run that ended there would leave the earlier version running: the next run finds no change."""
     tasks = list(flat_tasks(role / "tasks/main.yml"))
     restarts = 0
     for place, task in enumerate(tasks):

@@ -28,7 +28,7 @@ COMPILED = Path(
 
 
 def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """What a condition returns, once that is something."""
+    """Wait until a condition returns a true value; return that."""
     end = time.monotonic() + HANG
     while time.monotonic() < end:
         if found := condition():

@@ -51,7 +51,7 @@ def waiting(number: int, **changes: Any) -> JobFigures:
 
 
 class Site:
-    """What the broker and the services say from now on, and what a scrape makes of it."""
+    """Set the answers of the broker and the services, and scrape the exporter."""
 
     def __init__(self, most: int = 200) -> None:
         self.overview = Overview(answered=NOW, jobs=[], cluster=CLUSTER)
@@ -122,7 +122,7 @@ def test_gpus_without_a_type_have_that_of_their_partition_if_it_is_the_only_one(
     site = Site()
     site.show(job(1, gpu_type=None), cluster=CLUSTER.model_copy(update={"nodes": nodes}))
     assert site.scrape()["carme_user_gpus", "a100,ada"] == 2
-    site.show(job(1, gpu_type=None), cluster=CLUSTER)  # n3 has others
+    site.show(job(1, gpu_type=None), cluster=CLUSTER)  # n3 has GPUs of another type
     assert site.scrape()["carme_user_gpus", "gpu,ada"] == 2
 
 

@@ -33,7 +33,7 @@ def registry() -> CollectorRegistry:
 
 
 def without_created(written: str) -> list[str]:
-    """Its families as text that can be compared, though NaN is not itself."""
+    """Its families as text, which can be compared although NaN does not equal NaN."""
     return [
         repr(
             (

@@ -245,7 +245,7 @@ def test_version_one_lists_threads_in_each_group(root: Path, tmp_path: Path):
     job = root / "freezer/slurm_n1/uid_2001/job_7"
     cgroups = Cgroups(root, tmp_path / "proc")
     (usage,) = cgroups.usage()
-    assert (usage.threads, usage.steps["batch"].threads) == (None, None)  # nobody says
+    assert (usage.threads, usage.steps["batch"].threads) == (None, None)  # no file lists them
     write(job, tasks="")
     write(job / "step_batch", tasks="101\n102\n")
     write(job / "step_batch/task_0", tasks="".join(f"{number}\n" for number in range(1000, 6000)))

@@ -1,4 +1,4 @@
-"""A job's traffic: reported where it is its own, and not where nobody can know."""
+"""A job's traffic is reported only where it can be attributed to the job."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_what_ended_while_it_was_read_is_left_out(node: Node):
     node.counts(101, eth0=(1000, 20))
     assert node.read() == {7: Traffic(1000, 20, "namespace")}
     (node.folder / "proc/101/net/dev").unlink()
-    assert node.read() == {}  # nobody of it is left who would say where it is
+    assert node.read() == {}  # no process of it is left that would show its namespace
     node.counts(104, eth0=(5, 5))
     assert node.read() == {7: Traffic(1005, 25, "namespace")}  # what was counted remains
     node.jobs = {}

@@ -57,7 +57,7 @@ BURSTS = " ".join(["1x5 0x281"] * 3)
 MORNINGS = " ".join(["1x59 0x227"] * 10)
 Case = tuple[str, dict[str, str], str, set[str]]
 
-# What it shows; series in samples one minute apart ("5m:" before a series: five); when; what fires then.
+# The case; series in samples one minute apart ("5m:" before a series: five); time; alerts that fire then.
 CASES: list[Case] = [
     ("never used", {BUSY: "0x90"}, "70m", {"CarmeGpuNeverUsed"}),
     ("not yet an hour", {BUSY: "0x90"}, "50m", set()),
@@ -168,13 +168,13 @@ def as_test(number: int, case: Case) -> dict[str, Any]:
     }
 
 
-#: Not so, and so a failure: the number of it is not a case's.
+#: A wrong case, which must fail; its number is not that of another case.
 WRONG: tuple[int, Case] = (len(CASES), ("", {BUSY: "0x90"}, "70m", set()))
 
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """What promtool says of the cases that are not so, by their numbers.
+    """The messages of promtool about failed cases, by their numbers.
 
     All are in one run: most of the time of one with a single case is that of promtool's start.
     """

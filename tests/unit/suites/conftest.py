@@ -36,7 +36,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def wait_until(holds: Callable[[], object]) -> None:
-    """Wait for what must come, at most HANG."""
+    """Wait until a condition holds, at most HANG seconds."""
     until = time.monotonic() + HANG
     while not holds():
         assert time.monotonic() < until, "it did not come"

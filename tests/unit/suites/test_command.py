@@ -122,7 +122,7 @@ def test_it_ends_quietly_where_nobody_reads_its_output(
     finally:
         os.close(writing)
     assert done.returncode == 128 + signal.SIGPIPE
-    assert "Broken" not in done.stderr, done.stderr  # neither a traceback nor what Python says at its end
+    assert "Broken" not in done.stderr, done.stderr  # neither a traceback nor a message of Python at its end
 
 
 def test_it_runs_without_an_output_for_errors(tree: Path, variables: dict[str, str]) -> None:
