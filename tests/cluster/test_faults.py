@@ -90,8 +90,8 @@ def test_the_time_limit_ends_a_session_says_so_and_leaves_time_to_save(demo: Dem
 
 @pytest.mark.alone
 def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(demo: DemoSite) -> None:
-    demo.run("head", "systemctl", "stop", "carme-broker")
-    try:
+    with demo.undoing(("head", "systemctl", "start", "carme-broker")):
+        demo.run("head", "systemctl", "stop", "carme-broker")
         done = demo.carme("status", check=False)
         assert done.returncode == 1
         assert "broker" in done.stderr
@@ -101,8 +101,6 @@ def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(d
             wait_until("the page says it", lambda: "broker" in visitor.http.get(demo.url + "/").text)
             with pytest.raises(CarmeError, match="broker"):
                 visitor.start(START)
-    finally:
-        demo.run("head", "systemctl", "start", "carme-broker")
     wait_until("the broker answers", lambda: demo.carme("status", check=False).returncode == 0)
 
 
@@ -113,14 +111,13 @@ def test_who_is_added_after_slurms_start_is_known_though_its_database_started_la
     starts = f"systemctl stop slurmctld slurmdbd; {late} & systemctl start slurmctld; wait"
     demo.run("head", "sh", "-c", starts)
     added = ["user", "name=addedlater", "account=carme"]
-    try:
+    remove = f"sacctmgr --immediate delete {' '.join(added[:2])} || :"
+    with demo.undoing(("head", "sh", "-c", remove)):
         demo.run("head", "sacctmgr", "--immediate", "add", *added)
         wait_until(
             "slurmctld knows the account",
             lambda: "addedlater" in demo.run("head", "scontrol", "show", "assoc_mgr", "flags=users").stdout,
         )
-    finally:
-        demo.run("head", "sacctmgr", "--immediate", "delete", *added[:2], check=False)
 
 
 def test_carme_run_outside_of_a_job_refuses_nodes(demo: DemoSite) -> None:

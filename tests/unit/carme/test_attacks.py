@@ -142,6 +142,15 @@ def test_file_system_attacks_report_whether_they_succeed(tmp_path: Path) -> None
     assert not actions.connect_unix(f"{tmp_path}/secret")[0]
 
 
+def test_a_users_file_is_never_overwritten_but_one_that_a_killed_check_left_is(tmp_path: Path) -> None:
+    path = f"{tmp_path}/.jupyter/jupyter_server_config.py"
+    actions.put(path, "the attack")
+    actions.put(path, "the attack")
+    with pytest.raises(FileExistsError):
+        actions.put(path, "another attack")
+    assert Path(path).read_text() == "the attack"
+
+
 def test_attempts_run_at_the_same_time() -> None:
     """The server answers nobody before both have come, so one after the other would not get through."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
