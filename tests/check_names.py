@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -87,7 +87,7 @@ VARIABLES = {
     "whose": "owner, labels",
 }
 #: Those of them that a folder has none of.
-CLEARED: dict[str, Set[str]] = {
+CLEARED: dict[str, Collection[str]] = {
     **dict.fromkeys(("ansible", "carme", "monitoring", "spawner", "tests", "webui"), VARIABLES.keys()),
     "containers": VARIABLES.keys() - {"mine", "other", "others", "say", "theirs"},
 }
