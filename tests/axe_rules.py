@@ -1,4 +1,4 @@
-"""What axe judges pages by, and how its findings read: for tests of the portal and of JupyterLab."""
+"""Rules by which axe checks pages, and its findings as text: for tests of the portal and of JupyterLab."""
 
 from typing import Any
 

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def self_signed(host: str, days: int = 1) -> tuple[bytes, bytes]:
-    """A certificate for a host, good for some days, which is its own authority, and its key; both as PEM."""
+    """A self-signed certificate for a host, valid for some days, and its key; both as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
     now = datetime.now(UTC)

@@ -36,7 +36,7 @@ _before = pytest.StashKey[dict[str, Any]]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Search for no garbage while modules and tests are loaded, and never again among them.
+    """Collect no garbage while modules and tests are loaded, and never again among them.
 
     They stay until the end, and that search took a third of the time in which they are loaded.
     """
@@ -50,7 +50,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Note what the test and its fixtures find."""
+    """Note the state that the test and its fixtures find."""
     item.stash[_before] = _shared(item)
     return (yield)
 

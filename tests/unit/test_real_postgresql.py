@@ -12,7 +12,7 @@ from patience import HANG
 from real_postgresql import is_installed, temporary_postgresql
 
 PROGRAM = Path(__file__).parents[1] / "real_postgresql.py"
-#: Says where the server is, and waits.
+#: Prints the server's address, and waits.
 COMMAND = ["sh", "-c", "echo $CARME_TEST_DATABASE; read line"]
 pytestmark = pytest.mark.skipif(not is_installed(), reason="PostgreSQL is not installed")
 

@@ -29,7 +29,7 @@ def git(root: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What a release reads of the tree, committed."""
+    """A committed tree with the files that a release reads."""
     root = tmp_path / "tree"
     for name in (*(f"{part}/pyproject.toml" for part in RELEASE["PARTS"]), *RELEASE["MODULES"]):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ def test_left_out():
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """What pytest itself prints and writes of these tests."""
+    """Run pytest on these tests; return its output, and its report."""
     top = tmp_path_factory.mktemp("some")
     (top / "tests").mkdir()
     (top / "tests/test_some.py").write_text(TESTS)
@@ -54,7 +54,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, outputs: tuple[str, str]) -> Path:
-    """What three suites left: one of pytest and one without tests that failed, and one that is well."""
+    """Results of three suites: a failed one of pytest, a failed one without tests, and a passed one."""
     (tmp_path / "unit--some.txt").write_text(outputs[0])
     (tmp_path / "unit--some.xml").write_text(outputs[1])
     (tmp_path / "lint.txt").write_text("".join(f"line {number}\n" for number in range(60)))
