@@ -231,7 +231,7 @@ def test_an_administrator_of_the_directory_administers_the_portal(page: Page, si
     expect(page.get_by_text("carol@example.org").first).to_be_visible()
 
 
-def test_who_comes_from_the_outside_provider_is_signed_in(
+def test_a_user_of_the_outside_provider_signs_in(
     page: Page, site: DemoSite, provider: Provider, keep: Callable[[str], None]
 ) -> None:
     provider.claims = {"sub": "u-7", "preferred_username": "carol"}

@@ -108,7 +108,7 @@ def test_a_suite_that_was_killed_is_reported_as_well(folder: Path) -> None:
     assert "It ended with exit code 1" in "\n".join(results.failures(results.read(folder)))
 
 
-def test_of_very_many_failures_the_rest_are_only_named() -> None:
+def test_further_failures_are_only_named() -> None:
     cases = [results.Case(f"t.py::test_{number}", 0.1, "failed", f"text {number}") for number in range(25)]
     reported = list(results.failures([results.Suite("unit", 1, 1, cases)]))
     assert "text 19" in reported and "text 20" not in reported and "t.py::test_24" in reported

@@ -209,7 +209,7 @@ async def test_the_other_head_renews_from_its_copy_of_the_state(
 
 
 @needs_acme
-async def test_of_two_accounts_that_of_the_last_certificate_renews(
+async def test_the_account_of_the_last_certificate_renews_it(
     site: Site, tmp_path: Path, challenges: int
 ) -> None:
     async with real_acme.serving(tmp_path, challenges) as acme:
@@ -293,7 +293,7 @@ async def test_a_program_that_did_not_hand_it_on_is_started_again(site: Site, tm
     assert (tmp_path / "tried").read_text() == "tried\n" * 4
 
 
-async def test_one_that_nobody_renews_is_named_before_it_ends(site: Site, tmp_path: Path) -> None:
+async def test_a_certificate_without_renewal_is_named_before_it_ends(site: Site, tmp_path: Path) -> None:
     real_nginx.make_certificate(tmp_path, NAME, days=13)
     code, output, errors = await site.run_renewal()
     assert code == 1 and "nginx serves the new certificate" in output

@@ -270,7 +270,7 @@ def shell_of(name: str, **known: Any) -> str:
     return environment.from_string(task["ansible.builtin.shell"]["cmd"]).render(known)
 
 
-def test_of_a_mounted_folder_goes_what_is_carmes(tmp_path: Path) -> None:
+def test_only_files_of_carme_are_removed_from_a_mounted_folder(tmp_path: Path) -> None:
     """Images lie on a share as a rule, which cannot be removed and may hold the site's own."""
     remaining = ["mounted-images/own.sif", "mounted-images/notes.json"]
     remaining += ["mounted-images/more/x", "mounted-sets/readme"]
@@ -337,7 +337,7 @@ def test_units_that_a_host_does_not_have_take_no_time(
     assert sorted(gone) == ["carme-broker.service", "carme-home@.service", "carme-janitor.timer"]
 
 
-def test_of_a_folder_that_the_site_names_goes_carmes_part() -> None:
+def test_only_folders_of_carme_are_removed_below_a_folder_of_the_site() -> None:
     """Nodes' disks hold more than data of jobs."""
     known = {"carme_staging_cache": "/local", "carme_beeond": "/local", "images_cache": "/cache"}
     paths = [rendered(path, **known) for path in TABLE["removal_data_paths"]]

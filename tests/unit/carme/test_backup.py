@@ -125,7 +125,7 @@ def test_only_links_of_root_and_our_own_are_followed(
     assert (outside / "passwd").read_text() == ("mine" if is_own else "root's")
 
 
-def test_all_comes_back_with_what_a_service_was_writing(site: Path, key: Path) -> None:
+def test_a_restore_has_all_files_and_committed_rows_of_running_services(site: Path, key: Path) -> None:
     services = [use(site / "portal/portal.sqlite3"), use(site / "hub/hub.sqlite")]
     backup = make_backup(site, key)
     for opened in services:

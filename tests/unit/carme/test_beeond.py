@@ -54,7 +54,7 @@ def until_gone(process: int) -> None:
         time.sleep(0.02)
 
 
-def test_it_is_its_job_s_owner_s_and_leaves_nothing(instance: BeeOND) -> None:
+def test_the_file_system_belongs_to_the_jobs_owner_and_leaves_nothing(instance: BeeOND) -> None:
     instance.start("7", UID, ["n1", "n2"])
     status = (instance.mounts / "7").stat()
     assert os.path.ismount(instance.mounts / "7")

@@ -273,7 +273,7 @@ async def test_a_cancel_that_fails_is_no_end(site: Any) -> None:
     assert (await reaches(site, SessionState.ENDED)).ending is Ending.DIED_AT_START
 
 
-async def test_who_cancels_is_distinguished(site: Any) -> None:
+async def test_cancellations_by_owner_and_administrator_are_distinguished(site: Any) -> None:
     site.slurm.jobs = [JOB, JOB | {"A": 8, "j": "session-s2"}]
     await reaches(site, SessionState.STARTING, "s2")
     await site.client.cancel(7)
@@ -317,9 +317,7 @@ async def test_what_took_the_place_of_a_preempted_session_is_named(site: Any) ->
     ("hidden", "words"),
     [("", "a job in partition urgent, which has a higher"), ("urgent", "one with a higher priority")],
 )
-async def test_of_a_job_that_its_owner_may_not_see_only_the_partition_is_reported(
-    site: Any, hidden: str, words: str
-) -> None:
+async def test_only_the_partition_of_a_hidden_job_is_reported(site: Any, hidden: str, words: str) -> None:
     (site.slurm.state / "private").write_text(hidden)
     site.slurm.jobs = [
         JOB | {"T": "PREEMPTED", "e": ENDED},
@@ -350,7 +348,7 @@ async def test_what_did_not_take_the_place_is_not_blamed(site: Any, difference: 
     assert "in favour of one with a higher priority" in (await site.client.session("s1")).sentence
 
 
-async def test_who_cancels_what_slurm_is_ending_is_not_why_it_ended(site: Any) -> None:
+async def test_a_cancellation_of_a_job_that_slurm_is_ending_is_not_its_cause(site: Any) -> None:
     site.slurm.jobs = [JOB]
     site.act("hub", trusted=True)
     await reaches(site, SessionState.STARTING)

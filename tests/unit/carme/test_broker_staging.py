@@ -102,7 +102,7 @@ async def test_data_is_brought_to_booked_nodes_ahead(site: Any, with_data: JobRe
         await site.client.bring(node_names=["n1"], user="ada", **second_request)
 
 
-async def test_who_cancels_the_job_cancels_what_brings_its_data(site: Any, with_data: JobRequest) -> None:
+async def test_cancelling_a_job_cancels_its_stage_in_job(site: Any, with_data: JobRequest) -> None:
     job_id = await site.client.submit(with_data)
     both = {job.id for job in await site.client.jobs()}
     await site.client.cancel(job_id)

@@ -140,7 +140,9 @@ def counted(jobs: list[Job], reservations: list[Reservation]) -> list[int]:
 
 
 @given(st.lists(JOBS, max_size=6), st.lists(RESERVATIONS, max_size=3))
-def test_it_is_what_counting_each_half_hour_finds(jobs: list[Job], reservations: list[Reservation]) -> None:
+def test_the_forecast_matches_a_count_of_each_half_hour(
+    jobs: list[Job], reservations: list[Reservation]
+) -> None:
     assert free(*jobs, reservations=tuple(reservations)) == counted(jobs, reservations)
 
 

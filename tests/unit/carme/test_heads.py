@@ -81,7 +81,7 @@ def test_the_lease_has_one_holder(lease: Callable[..., Lease]) -> None:
     assert again is not None and again.epoch == 1
 
 
-def test_it_changes_hands_when_it_is_released_forced_or_has_run_out(lease: Callable[..., Lease]) -> None:
+def test_the_lease_changes_hands_when_released_forced_or_expired(lease: Callable[..., Lease]) -> None:
     a, b = lease("a"), lease("b")
     a.acquire()
     a.release()

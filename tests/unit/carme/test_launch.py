@@ -178,7 +178,7 @@ def test_what_login_files_did_is_reported(node: Node, profile: str | None, words
         assert environment["SHELL"] == "/bin/sh"
 
 
-def test_of_all_submissions_only_one_begins(node: Node) -> None:
+def test_only_one_of_all_submissions_begins(node: Node) -> None:
     node.spec(command=["sh", "-c", "echo began"])
     for _ in range(2):  # Slurm may start one submission again, once it has ended the first try
         assert node.run("--submission", "2")[:2] == (0, "began\n")
@@ -406,7 +406,7 @@ def test_a_job_of_several_nodes_that_is_stopped_ends_as_its_first_agent_does(nod
     assert "carme-job" not in errors
 
 
-def test_who_does_not_heed_sigterm_is_killed(node: Node) -> None:
+def test_a_command_that_ignores_sigterm_is_killed(node: Node) -> None:
     node.spec(command=["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done"])
     process = node.start(before="programs.STOP_SECONDS = 1")
     assert process.stdout is not None and process.stdout.readline() == "up\n"

@@ -287,7 +287,7 @@ async def test_what_a_calendar_shows_of_a_job_is_made_once(
     assert [each.id for each in await ask()] == [2, 3]
 
 
-async def test_what_is_no_number_is_nothing_in_an_answer(settings: Settings) -> None:
+async def test_nan_and_infinity_are_null_in_an_answer(settings: Settings) -> None:
     async def answer(*_: object) -> dict[str, float]:
         return {"share": float("nan"), "most": float("inf")}
 

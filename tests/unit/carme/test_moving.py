@@ -73,7 +73,7 @@ def test_services_unknown_to_systemd_may_run(file: Path, monkeypatch: pytest.Mon
         ("sqlite:////x", "is not an address of a database on a server"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(target: str, why: str, file: Path) -> None:
+def test_wrong_targets_of_a_move_are_refused(target: str, why: str, file: Path) -> None:
     with pytest.raises(MoveRefused, match=why) as caught:
         check_move(site(f"sqlite:///{file}"), "portal", target)
     assert "secret" not in str(caught.value)

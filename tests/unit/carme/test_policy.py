@@ -149,7 +149,7 @@ async def test_by_default_nothing_is_stopped_but_it_is_on_record(settings: Setti
 @pytest.mark.parametrize(
     "exempt", [{"exempt_users": ["ada"]}, {"exempt_accounts": ["research"]}, {"exempt_partitions": ["gpu"]}]
 )
-async def test_who_is_exempt_is_left_alone(
+async def test_exempt_users_are_left_alone(
     settings: Settings, tmp_path: Path, exempt: dict[str, list[str]]
 ) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1, **exempt)

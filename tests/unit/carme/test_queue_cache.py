@@ -75,7 +75,7 @@ def test_where_a_field_ends_counts() -> None:
     assert [(job.account, job.partition) for job in (first, second)] == [("lab", "gpu"), ("labg", "pu")]
 
 
-def test_of_a_suspended_job_the_time_that_is_left_counts() -> None:
+def test_the_remaining_time_of_a_suspended_job_counts() -> None:
     known = QueueCache()
     jobs = [queue(known, short(T="SUSPENDED", L=left), long())[0] for left in ("59:00", "9:00")]
     assert [job.seconds_left for job in jobs] == [59 * 60, 9 * 60]

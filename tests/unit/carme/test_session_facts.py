@@ -302,7 +302,7 @@ def test_every_end_has_a_sentence(state: JobState) -> None:
         (JobState.RUNNING, Ending.STOPPED),
     ],
 )
-def test_who_clears_away_what_ends_anyway_is_not_why_it_ended(ends: JobState, ending: Ending) -> None:
+def test_a_cancellation_of_an_ending_session_is_not_its_cause(ends: JobState, ending: Ending) -> None:
     ready = after_note(Facts(job=job()), SessionNote(server=ServerStatus.READY))
     cleared = after_note(
         after_poll(ready, job(ends), NOW), SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED)

@@ -81,7 +81,7 @@ async def test_a_job_that_was_submitted_waits_in_the_queue(adapter: SimpleNamesp
     assert job.is_pending and job.submitted and job.explanation
 
 
-async def test_its_folder_holds_what_it_needs(adapter: SimpleNamespace) -> None:
+async def test_the_folder_of_a_job_has_its_files(adapter: SimpleNamespace) -> None:
     await adapter.slurm.submit(order(environment={"TOKEN": "t"}, files={"a": "b"}), adapter.owner)
     folder = Path(adapter.owner.home) / ".local/share/carme/jobs" / KEY
     found = {path.name for path in folder.iterdir()}
@@ -165,7 +165,7 @@ def set_reservation(adapter: SimpleNamespace, number: int) -> None:
         adapter.fake.jobs = [job | {"v": NAME} if job["A"] == number else job for job in jobs]
 
 
-async def test_what_is_no_reservation_is_an_error(adapter: SimpleNamespace) -> None:
+async def test_an_unknown_reservation_is_an_error(adapter: SimpleNamespace) -> None:
     with pytest.raises(SlurmError) as caught:
         await adapter.slurm.delete_reservation(NAME)
     assert caught.value.field == "reservation"

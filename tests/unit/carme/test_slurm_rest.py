@@ -98,7 +98,7 @@ async def snapshot(slurm: SlurmCommands) -> dict[str, Any]:
     ("release", "version"),
     [("24_11", "v0.0.42"), ("24_11", "v0.0.41"), ("26_05", "v0.0.43"), ("26_05", "v0.0.44")],
 )
-async def test_it_reads_the_same_as_the_commands(
+async def test_slurmrestd_reads_the_same_as_the_commands(
     *,
     rest: RecordedRest,
     slurm: SlurmRest,
@@ -514,7 +514,7 @@ async def test_answers_are_parsed_in_the_threads_of_its_requests(
     assert all(thread.name.startswith("slurmrestd") for thread in parsed)
 
 
-async def test_its_requests_take_none_of_the_threads_that_connections_need(
+async def test_requests_run_in_threads_of_their_own(
     slurm: SlurmRest, accounts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     none = ThreadPoolExecutor(1)
@@ -526,7 +526,7 @@ async def test_its_requests_take_none_of_the_threads_that_connections_need(
     assert await slurm.visible_jobs([1], UnixAccount.named("ada")) == {1}
 
 
-async def test_its_threads_end_with_it(rest: RecordedRest, socket: Path, token_file: Path) -> None:
+async def test_the_adapter_ends_its_threads(rest: RecordedRest, socket: Path, token_file: Path) -> None:
     wanted = settings(adapter="rest", rest_address=str(socket), rest_token_file=str(token_file))
     before = set(threading.enumerate())
     async with opened(wanted) as slurm:

@@ -227,7 +227,7 @@ def test_templates_that_no_catalogue_has_are_not_filled_in(parts: dict[str, obje
     assert found is not None and translated(found, "de") in ("x", "many Knoten")
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_an_invalid_message_is_refused() -> None:
     deep: dict[str, object] = {"text": "x", "template": "{first}", "values": {}}
     for _turn in range(5000):
         deep = {"text": "x", "template": "{first}", "values": {"first": deep}}

@@ -82,7 +82,7 @@ def test_without_accounting_slurm_chooses_the_account() -> None:
         (CheckOptions(account="bio"), "You may not use the account 'bio'; yours are: physics."),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_cause(wanted: CheckOptions, sentence: str) -> None:
+def test_wrong_options_are_refused_with_their_cause(wanted: CheckOptions, sentence: str) -> None:
     down = [*CLUSTER.partitions, Partition(name="down", state="DOWN", node_names=["c1"])]
     with pytest.raises(InvalidRequest) as refused:
         session_size(wanted, CLUSTER.model_copy(update={"partitions": down}), ADA, settings())

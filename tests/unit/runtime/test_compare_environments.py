@@ -45,7 +45,7 @@ def test_a_python_of_its_own_reports_what_it_lacks(tmp_path: Path, monkeypatch: 
         ('echo \'{"lacking": [], "version": "0.0.1"}\'', "has carme_runtime 0.0.1, and this comparison has"),
     ],
 )
-def test_what_is_no_python_for_a_contestant_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_an_unsuitable_python_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = fake_python(tmp_path, text)
     options = command.parser().parse_args(["mxnet", "--python", f"mxnet={path}"])
     with pytest.raises(CarmeRuntimeError, match=re.escape(message)):

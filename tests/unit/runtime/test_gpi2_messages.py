@@ -249,9 +249,7 @@ def test_a_call_ends_in_time_where_a_rank_takes_nothing(ranks: list[Rank], group
     assert ranks[1].mail.take(0, KEY, time.monotonic() + HANG) == whole
 
 
-def test_who_waits_behind_another_message_waits_no_longer_than_allowed(
-    ranks: list[Rank], beside: ThreadPoolExecutor
-):
+def test_a_wait_behind_another_message_ends_in_time(ranks: list[Rank], beside: ThreadPoolExecutor):
     ranks[1].runs = False
     first = beside.submit(ranks[0].mail.post, 1, KEY, [bytes(MUCH)])
     until(lambda: not ranks[0].mail._free[1])

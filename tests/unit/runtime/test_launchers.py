@@ -43,7 +43,7 @@ def test_ranks_of_srun_on_one_node_need_no_network() -> None:
         {"SLURM_STEP_ID": ""},
     ],
 )
-def test_what_is_no_rank_of_srun_is_not_taken_for_one(more: dict[str, str]) -> None:
+def test_a_process_that_is_not_a_rank_of_srun_is_recognised(more: dict[str, str]) -> None:
     assert translated(SRUN | more) == {}
 
 

@@ -319,7 +319,7 @@ def test_what_is_soon_gone_stays_where_a_clean_block_gives_as_much_room(program:
     assert leaves_first([], next_use, SIZE, rates) is None
 
 
-def test_of_what_nothing_uses_again_a_clean_block_leaves_first_and_then_what_is_gone_last(
+def test_of_unused_blocks_a_clean_one_leaves_first_then_the_one_freed_last(
     program: Program,
 ) -> None:
     rates = Speed()

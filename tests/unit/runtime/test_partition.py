@@ -275,7 +275,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("request_", "sentence"), MISTAKES)
-def test_what_cannot_be_names_the_nearest_plan_that_can(request_: Request, sentence: str):
+def test_an_impossible_request_names_the_nearest_possible_plan(request_: Request, sentence: str):
     with pytest.raises(PlanError, match=sentence):
         plan(network([1] * 6), request_)
 
@@ -435,7 +435,7 @@ def test_the_least_memory_counts_on_recomputation():
         plan(graph, dataclasses.replace(request, memory=least, may_recompute=False))
 
 
-def test_of_all_plans_that_fit_the_fastest_is_taken():
+def test_the_fastest_plan_that_fits_is_taken():
     """Computing again is one of the choices, beside more stages and more micro-batches."""
     graph = network([3.0] * 12, **HELD)
     memory = plan(graph, Request(4, 8)).stages[0].memory_bytes // 2

@@ -55,7 +55,7 @@ def test_a_copy_under_way_does_not_count_yet(places: Places):
     assert places.ask("n2", "where") == [None]
 
 
-def test_who_asks_again_is_sent_to_another_node(places: Places):
+def test_a_repeated_query_is_sent_to_another_node(places: Places):
     """The first one stands still, and is not lost yet."""
     places.allocate("n1")
     target, number, _ = places.push("n1")

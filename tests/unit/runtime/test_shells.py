@@ -286,7 +286,7 @@ def copied(job: Job, folder: Path, **instead: str) -> Path:
         ({"pem": make_certificate()}, "no TLS with this job's certificate"),
     ],
 )
-def test_who_lacks_the_key_or_the_certificate_is_refused_and_logged(
+def test_a_client_without_key_or_certificate_is_refused_and_logged(
     make_job: MakeJob, tmp_path: Path, instead: dict[str, str], logged: str
 ) -> None:
     job = make_job("n1")
@@ -299,7 +299,7 @@ def test_who_lacks_the_key_or_the_certificate_is_refused_and_logged(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_cannot_read_the_way_in(job: Job) -> None:
+def test_another_user_cannot_read_the_agents_address_and_key(job: Job) -> None:
     done = subprocess.run(
         [
             *[sys.executable, "-c"],

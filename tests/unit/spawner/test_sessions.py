@@ -254,7 +254,7 @@ async def test_the_portal_signs_users_out_of_the_hub(site: Site) -> None:
     assert (await site.api("DELETE", "carme/logins/nobody")).status_code == 404
 
 
-async def test_who_signs_in_after_signing_out_stays_signed_in(site: Site) -> None:
+async def test_a_user_who_signs_in_after_signing_out_stays_signed_in(site: Site) -> None:
     site.broker.command = None
     await site.start()
     ada = user(site)

@@ -81,7 +81,7 @@ main()
 """
 
 
-async def test_its_end_waits_until_open_pages_have_saved(site: Site) -> None:
+async def test_the_servers_end_waits_until_open_pages_have_saved(site: Site) -> None:
     site.broker.command = [sys.executable, "-c", PATIENT, "--allow-root"]
     await site.start()
     await eventually(site.is_ready, "JupyterLab is ready")
@@ -161,7 +161,7 @@ async def test_the_hubs_refusal_of_more_time_is_its_sentence(site: Site, hub: Hu
         await hub.post("extend", {"minutes": -5})
 
 
-def test_it_needs_nothing_of_the_hubs_host_and_says_what_it_is_for(tmp_path: Path) -> None:
+def test_the_server_imports_nothing_of_the_hub_and_explains_itself(tmp_path: Path) -> None:
     code = (
         "import sys, carme_spawner.singleuser as server\n"
         "from carme_spawner.singleuser import imports\n"

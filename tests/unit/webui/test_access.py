@@ -55,7 +55,7 @@ def test_only_nodes_that_take_my_jobs_can_be_booked(limited: FakeBroker, program
     assert program.ask("post", "bookings", proposed | {"partition": "open"}).status_code == 201
 
 
-def test_who_lost_a_partition_a_moment_ago_books_nothing_in_it(
+def test_a_user_who_just_lost_a_partition_books_nothing_in_it(
     limited: FakeBroker, program: Program, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", HANG)

@@ -153,7 +153,7 @@ def test_a_token_does_only_what_it_is_for(
     assert not [request for request in broker.requests if request.method != "cluster"]
 
 
-def test_who_asks_too_often_waits(settings: Any, program: Program, bob: User) -> None:
+def test_too_many_requests_have_to_wait(settings: Any, program: Program, bob: User) -> None:
     portal = settings.SITE.portal.model_copy(update={"requests_per_minute": 3})
     settings.SITE = settings.SITE.model_copy(update={"portal": portal})
     answers = [program.ask("get", "profile") for _ in range(4)]
@@ -213,7 +213,7 @@ def test_what_cannot_be_started_is_refused(
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", "null", '"x"', '{"image": "\\ud800", "minutes": 1}', "\x00"])
-def test_what_is_no_request_is_refused(program: Program, broker: FakeBroker, body: str) -> None:
+def test_an_invalid_request_is_refused(program: Program, broker: FakeBroker, body: str) -> None:
     answer = program.generic("POST", "/api/v1/sessions", body, content_type="application/json")
     assert answer.status_code in (400, 422)
     problem(answer, answer.status_code)

@@ -136,7 +136,7 @@ def test_jobs_and_maintenance_have_their_nodes(browser: Browser, broker: FakeBro
         ({"title": "a\u202eb"}, "cannot be seen"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_sentence(
+def test_an_impossible_booking_is_refused_with_a_sentence(
     browser: Browser, broker: FakeBroker, rules, values: dict[str, Any], words: str
 ) -> None:
     answer = book(browser, **values)

@@ -144,7 +144,7 @@ def test_a_server_that_cannot_prove_itself_gets_no_password(ldap: LdapSettings) 
         look_up("carol", "pw of carol", elsewhere, SECRET)
 
 
-def test_who_may_not_ask_gets_a_message(ldap: LdapSettings) -> None:
+def test_a_portal_that_may_not_search_the_directory_reports_it(ldap: LdapSettings) -> None:
     with pytest.raises(LDAPException):
         look_up("carol", "pw of carol", ldap, "wrong")
 
@@ -178,7 +178,7 @@ def test_a_user_of_the_directory_signs_in_and_is_enrolled(
     assert len(broker.requests_of("enrol")) == 1 and User.objects.count() == 1
 
 
-def test_who_could_not_be_enrolled_is_at_the_next_sign_in(
+def test_a_failed_enrolment_is_repeated_at_the_next_sign_in(
     anonymous: Browser, site: LdapSettings, broker: FakeBroker
 ) -> None:
     broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
@@ -189,7 +189,7 @@ def test_who_could_not_be_enrolled_is_at_the_next_sign_in(
     assert [requested.name for requested in broker.requests_of("enrol")] == ["carol", "carol"]
 
 
-def test_who_is_an_administrator_follows_the_group(
+def test_administrators_follow_the_group(
     anonymous: Browser, site: LdapSettings, broker: FakeBroker, settings
 ) -> None:
     sign_in(anonymous, "dora", "pw of dora")

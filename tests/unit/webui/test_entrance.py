@@ -166,7 +166,7 @@ def test_with_a_token_the_hub_decides(db, authorization: str) -> None:
 @pytest.mark.parametrize(
     "authorization", ["Basic abc", "token", "token ", "Bearer", "abc", "tokenabc", "xtoken abc"]
 )
-def test_what_is_no_token_of_the_hub_does_not_count(browser: Browser, authorization: str) -> None:
+def test_a_token_unknown_to_the_hub_does_not_count(browser: Browser, authorization: str) -> None:
     assert admit(OWN_SERVER, "", authorization) == 401
     assert admit(FOREIGN_SERVER, cookies(browser), authorization) == 403
 

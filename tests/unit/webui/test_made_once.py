@@ -45,7 +45,7 @@ def page(browser: Browser, path: str = "/") -> str:
     return answer.content.decode()
 
 
-def test_it_is_queried_again_after_a_change_and_after_a_while(
+def test_a_shared_value_is_queried_again_after_a_change_and_after_a_while(
     monkeypatch: pytest.MonkeyPatch, caching: None
 ) -> None:
     queried: list[int] = []
@@ -190,7 +190,7 @@ def test_where_no_thread_can_be_made_a_later_page_asks(
     assert shown._cached("test", lambda: "new") == "new"
 
 
-def test_those_who_want_a_new_answer_at_the_same_time_share_one(broker: FakeBroker) -> None:
+def test_concurrent_requests_for_a_new_answer_share_one(broker: FakeBroker) -> None:
     waiting, requested, answer = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
     lock, questions = threading.Lock(), list[int]()
 
@@ -448,7 +448,7 @@ def test_what_only_one_may_start_in_is_in_no_other_form(
     assert "Only" not in page(bobs_browser) and "Only" not in page(browser)
 
 
-def test_one_form_is_made_for_all_of_whom_it_is_true(
+def test_users_with_the_same_options_share_one_form(
     browser: Browser, bobs_browser: Browser, broker: FakeBroker, caching: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

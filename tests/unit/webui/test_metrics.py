@@ -142,7 +142,7 @@ def test_nobody_sees_series_of_others(browser: Browser, site: None, query: str) 
         assert answer.status_code == 400
 
 
-def test_one_sees_one_s_own(browser: Browser, bobs_browser: Browser, site: None) -> None:
+def test_users_see_their_own_series(browser: Browser, bobs_browser: Browser, site: None) -> None:
     assert users_in(ask(browser, "carme_job_cpus")) == {"alice"}
     assert users_in(ask(bobs_browser, "carme_job_cpus")) == {"bob"}
     now = time.time()
@@ -164,7 +164,7 @@ def test_names_and_values_of_others_are_not_reported(browser: Browser, site: Non
     assert values == ["alice"]
 
 
-def test_who_leads_an_account_sees_its_jobs(browser: Browser, site: None, broker: FakeBroker) -> None:
+def test_coordinators_of_an_account_see_its_jobs(browser: Browser, site: None, broker: FakeBroker) -> None:
     assert ask(browser, "carme_job_cpus", "account/research").status_code == 403
     broker.leads["alice"] = ["research"]
     from django.core.cache import cache

@@ -259,7 +259,7 @@ def test_a_second_portal_is_refused(portal: Portal) -> None:
     assert portal.answers()
 
 
-def test_it_ends_when_it_should(tmp_path: Path) -> None:
+def test_the_server_ends_with_all_its_workers(tmp_path: Path) -> None:
     with serving(tmp_path) as portal:
         processes = portal.processes
         portal.program.terminate()

@@ -141,7 +141,7 @@ def test_administrators_see_the_rules_of_partitions_and_projects(
         assert shown in page and "bookings.gpu_hours" in page
 
 
-def test_all_members_may_use_it_and_nobody_else(
+def test_only_members_may_use_a_projects_booking(
     browser: Browser,
     bobs_browser: Browser,
     carol: Browser,
@@ -184,7 +184,7 @@ def test_only_members_of_an_open_project_book_for_it(
     assert answer.status_code == 422 and not Booking.objects.exists()
 
 
-def test_its_sessions_are_the_projects(
+def test_sessions_in_a_projects_booking_belong_to_the_project(
     browser: Browser,
     bobs_browser: Browser,
     vision: Project,
@@ -218,7 +218,7 @@ def _reserve(row: Booking):
     return protocol.Reserve(hold=row.reservation_spec, user=row.owner.username)
 
 
-def test_its_budget_pays_and_its_members_see_it(
+def test_the_projects_budget_pays_and_its_members_see_it(
     browser: Browser,
     bobs_browser: Browser,
     vision: Project,
@@ -272,7 +272,7 @@ def test_what_it_may_not_use_cannot_be_booked_for_it(
     assert not Booking.objects.exists() and not broker.reservations
 
 
-def test_it_is_handed_over_within_the_project_only(
+def test_a_projects_booking_is_handed_over_to_members_only(
     alice: User,
     bob: User,
     vision: Project,

@@ -175,7 +175,7 @@ def test_what_slurm_refuses_leaves_all_as_it_was(root: Browser, vision: Project,
     assert answer.status_code == 422 and not Project.objects.filter(name="other").exists()
 
 
-def test_who_cannot_be_a_member_of_the_account_stays_invited(
+def test_a_user_whom_slurm_refuses_stays_invited(
     browser: Browser, bobs_browser: Browser, vision: Project, bob: User, broker: FakeBroker
 ) -> None:
     browser.send(PAGE, PAGE, user="bob")
@@ -230,9 +230,7 @@ def test_a_closed_project_has_nobody_and_opens_again(
     assert set(broker.granted[VISION].members) == {"alice"}
 
 
-def test_who_may_not_sign_in_any_more_may_not_use_it(
-    vision: Project, broker: FakeBroker, alice: User
-) -> None:
+def test_a_disabled_user_may_not_use_a_project(vision: Project, broker: FakeBroker, alice: User) -> None:
     alice.is_active = False
     alice.save()
     reconcile(site_broker())

@@ -447,7 +447,7 @@ def begun(alice: User, broker: FakeBroker, rules) -> Booking:
     return row
 
 
-def test_its_session_starts_once_with_all_that_is_booked(begun: Booking, broker: FakeBroker) -> None:
+def test_a_bookings_session_starts_once_with_all_that_is_booked(begun: Booking, broker: FakeBroker) -> None:
     begun.owner.language = "de"
     begun.owner.save()
     reconcile(site_broker(), begun.start)
@@ -465,7 +465,9 @@ def test_its_session_starts_once_with_all_that_is_booked(begun: Booking, broker:
     assert Session.objects.count() == 1
 
 
-def test_its_session_is_as_long_as_the_site_allows(begun: Booking, broker: FakeBroker, settings) -> None:
+def test_a_bookings_session_is_as_long_as_the_site_allows(
+    begun: Booking, broker: FakeBroker, settings
+) -> None:
     partitions = [partition.model_copy(update={"max_minutes": 45}) for partition in broker.cluster.partitions]
     broker.cluster = broker.cluster.model_copy(update={"partitions": partitions})
     reconcile(site_broker())

@@ -26,7 +26,7 @@ def test_a_model_says_what_it_takes_and_gives():
     assert model.outputs == ("y", "z") and model.opset == 17
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path):
+def test_an_invalid_model_is_refused(tmp_path: Path):
     text = tmp_path / "readme.txt"
     text.write_text("no model")
     assert refusal(text) == "readme.txt is not an ONNX model: there is no graph with nodes in it."

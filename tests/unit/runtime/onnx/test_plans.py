@@ -146,7 +146,7 @@ def test_vgg19_sends_no_more_than_the_minimum_cut_whatever_was_measured(measurem
     assert found.sent_bytes <= 0.05 * found.unfused_bytes
 
 
-def test_of_cuts_that_are_about_as_balanced_the_one_with_the_fewest_bytes_is_taken():
+def test_among_equally_balanced_cuts_the_one_with_the_fewest_bytes_is_taken():
     """Cut in the middle 4 MiB would travel; 4 % off it is 1 MiB, and 10 % off 1 KiB."""
     wide = 4 << 20
     layers = [("Conv", wide, 45.0), ("Pool", 1 << 10, 0.0), ("Conv", wide, 3.0), ("Pool", 1 << 20, 0.0)]

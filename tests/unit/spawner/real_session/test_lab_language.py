@@ -134,7 +134,7 @@ async def refuses(front: Front, spoken: str) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="package")
-async def test_it_begins_in_the_portals_language_and_ones_own_choice_stays(
+async def test_jupyterlab_begins_in_the_portals_language_and_the_users_choice_stays(
     spoken: str, front: Front, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(front.site.broker, "refuse", BEGUN)
