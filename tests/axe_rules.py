@@ -1,4 +1,4 @@
-"""What axe judges pages by, and how its findings read: for tests of the portal and of JupyterLab."""
+"""Rules by which axe checks pages, and its findings as text: for tests of the portal and of JupyterLab."""
 
 from typing import Any
 
@@ -19,5 +19,5 @@ FIND = """async ([rules, include]) =>
 
 
 def readable(found: list[dict[str, Any]]) -> list[str]:
-    """Each finding in one line: the rule, and the first place."""
-    return [f"{one['id']} ({one['help']}): {one['nodes'][0]['html'][:200]}" for one in found]
+    """Each finding in one line: the rule and the first element."""
+    return [f"{finding['id']} ({finding['help']}): {finding['nodes'][0]['html'][:200]}" for finding in found]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 __all__ = ["code_of", "functions"]
 
-#: What may have braces that are none of the code's: comments, texts, characters, preprocessor's lines.
+#: Parts whose braces are not code: comments, texts, characters and lines of the preprocessor.
 _NO_CODE = re.compile(
     r"//[^\n]*|/\*.*?\*/"
     r'|R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)"|"(?:[^"\\\n]|\\.)*"'

@@ -8,11 +8,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def self_signed(host: str, days: int = 1) -> tuple[bytes, bytes]:
-    """A certificate for a host, good for some days, which is its own authority, and its key; both as PEM."""
+    """A self-signed certificate for a host, valid for some days, and its key; both as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
     now = datetime.now(UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -26,4 +26,4 @@ def self_signed(host: str, days: int = 1) -> tuple[bytes, bytes]:
     )
     plain = serialization.NoEncryption()
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    return made.public_bytes(serialization.Encoding.PEM), pem
+    return certificate.public_bytes(serialization.Encoding.PEM), pem

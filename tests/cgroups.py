@@ -1,4 +1,4 @@
-"""Cgroups of version 1 or 2 for what tests and benchmarks start."""
+"""Cgroups of version 1 or 2 for processes of tests and benchmarks."""
 
 import contextlib
 import os

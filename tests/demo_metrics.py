@@ -1,4 +1,4 @@
-"""What the demo's exporters say, read as Prometheus reads it: from the head, with a reader's certificate."""
+"""Metrics of the demo's exporters, read as Prometheus reads them: from the head, with its certificate."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Samples:
 
 
 def scrape_node(demo: DemoSite, name: str) -> Samples:
-    """What the exporter of a compute node says."""
+    """Scrape the exporter of a compute node."""
     address = next(machine.address for machine in demo.settings.machines() if machine.name == name)
     return Samples(demo.run("head", *READER, f"https://{address}:9750/metrics").stdout)
 
 
 def scrape_cluster(demo: DemoSite) -> Samples:
-    """What the exporter of the whole cluster says."""
+    """Scrape the exporter of the whole cluster."""
     return Samples(demo.run("head", *READER, "https://127.0.0.1:9751/metrics").stdout)

@@ -7,6 +7,7 @@ import os
 import secrets
 import ssl
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from host_programs import HostPrograms
+from undo_journal import UndoJournal
 
 from carme.jobs import Job, JobState
 from carme.validation import Visitor
@@ -51,6 +53,9 @@ class DemoSite:
         self.passwords = passwords(places)
         self.podman = Podman(places, host_runtime())
         self._programs = HostPrograms(self._inside, self.podman.environment)
+        self._journal = UndoJournal(places.state / "undo", lambda command: self.run(*command, check=False))
+        for host, *words in self._journal.recovered:
+            print(f"Undone on {host}, as a run that was killed had not: {' '.join(words)}", file=sys.stderr)
         self._folder = tempfile.TemporaryDirectory(prefix="carme-test-")
         self.certificate = Path(self._folder.name) / "site.pem"
         self.certificate.write_text(ssl.get_server_certificate(("localhost", settings.port)))
@@ -147,6 +152,16 @@ class DemoSite:
         wait_until("no job is left", lambda: not self.run("head", *left).stdout.strip())
 
     @contextmanager
+    def undoing(self, *commands: tuple[str, ...]) -> Iterator[None]:
+        """Run commands at the end, or before the next tests of the demo where this run is killed.
+
+        Args:
+            commands: Host, program and arguments of each. They can run twice, and before what they undo.
+        """
+        with self._journal.undoing(lambda command: self.run(*command), commands):
+            yield
+
+    @contextmanager
     def slurm_settings(self, lines: str) -> Iterator[None]:
         """Further lines of slurm.conf on every host for a while; the last of equal ones counts.
 
@@ -154,17 +169,17 @@ class DemoSite:
         """
         hosts = [machine.name for machine in self.settings.machines()]
         saved = f"/etc/slurm/slurm.conf.{secrets.token_hex(4)}"
-        for host in hosts:
-            self.run(host, "cp", "--preserve=all", "/etc/slurm/slurm.conf", saved)
-            self.run(host, "tee", "--append", "/etc/slurm/slurm.conf", data=lines)
-        self.run("head", "scontrol", "reconfigure")
-        try:
-            yield
-        finally:
-            self.end_all_jobs()
+        restore = f"[ ! -e {saved} ] || mv {saved} /etc/slurm/slurm.conf"
+        undo = [(host, "sh", "-c", restore) for host in hosts]
+        with self.undoing(*undo, ("head", "scontrol", "reconfigure")):
             for host in hosts:
-                self.run(host, "mv", saved, "/etc/slurm/slurm.conf")
+                self.run(host, "cp", "--preserve=all", "/etc/slurm/slurm.conf", saved)
+                self.run(host, "tee", "--append", "/etc/slurm/slurm.conf", data=lines)
             self.run("head", "scontrol", "reconfigure")
+            try:
+                yield
+            finally:
+                self.end_all_jobs()
 
     def wait_for_hub(self) -> None:
         """Wait until JupyterHub answers, after it was started."""

@@ -67,7 +67,7 @@ def _running(node: ast.AST, with_types: bool) -> Iterator[ast.AST]:
     """All statements below a node, but what only type checkers see, unless `with_types`."""
     for child in _statements(node):
         if not with_types and isinstance(child, ast.If) and _is_for_checkers(child.test):
-            yield from (found for other in child.orelse for found in _running(ast.Module([other], []), False))
+            yield from (found for each in child.orelse for found in _running(ast.Module([each], []), False))
         else:
             yield child
             yield from _running(child, with_types)
@@ -106,7 +106,7 @@ def layers(package: str = "carme") -> list[list[str]]:
     graph: dict[str, set[str]] = {}
     for name, needed in _graph(files).items():
         own = name.split(".")[1]
-        graph.setdefault(own, set()).update({other.split(".")[1] for other in needed} - {own})
+        graph.setdefault(own, set()).update({module.split(".")[1] for module in needed} - {own})
     found: list[list[str]] = []
     for group in _components(graph):  # those come first that others import
         needed = set[str]().union(*(graph[name] for name in group)) - set(group)
@@ -154,15 +154,15 @@ def _components(graph: dict[str, set[str]]) -> list[list[str]]:
         on_stack.add(root)
         while work:
             node, rest = work[-1]
-            for other in rest:
-                if other not in index:
-                    index[other] = low[other] = len(index)
-                    stack.append(other)
-                    on_stack.add(other)
-                    work.append((other, iter(sorted(graph[other]))))
+            for successor in rest:
+                if successor not in index:
+                    index[successor] = low[successor] = len(index)
+                    stack.append(successor)
+                    on_stack.add(successor)
+                    work.append((successor, iter(sorted(graph[successor]))))
                     break
-                if other in on_stack:
-                    low[node] = min(low[node], index[other])
+                if successor in on_stack:
+                    low[node] = min(low[node], index[successor])
             else:
                 work.pop()
                 if work:

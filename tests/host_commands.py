@@ -1,4 +1,4 @@
-"""Programs on hosts of tests, whose failures are reported with what they printed."""
+"""Run programs on hosts of tests; report a failure with what the program printed."""
 
 import subprocess
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Programs on the demo's hosts at the price of a fork: a `podman exec` for each host, not for each program.
+"""Programs on the demo's hosts at the cost of a fork: a `podman exec` for each host, not for each program.
 
 A `podman exec` takes a quarter of a processor's second, and tests that wait for something run many.
 """
@@ -20,18 +20,18 @@ from host_commands import PROGRAMS, checked, run_on
 
 __all__ = ["HostPrograms"]
 
-#: What the hosts run; given as text, so that nothing of the tests lies there.
+#: The program for the hosts, passed as text, so that no file of the tests is needed there.
 SERVER = ("/usr/bin/python3", "-c", Path(__file__).with_name("host_server.py").read_text())
-#: Seconds that a server has to report the end of a program whose time was over.
+#: Seconds that a server has to report the end of a program that reached its time limit.
 GRACE = 60.0
 #: Seconds in which a server that waits for a program answers; where it does not, its host is paused or hangs.
 ANSWER = 20.0
-#: What becomes of a program whose host ends; podman reports the same.
+#: The result of a program whose host ends; podman reports the same.
 HOST_ENDED: dict[str, Any] = {"code": 137, "output": "", "errors": ""}
 
 
 class _Gone(Exception):
-    """The server has ended, with its host or before it."""
+    """The server has ended, with its host or earlier."""
 
 
 class _Server:
@@ -54,7 +54,7 @@ class _Server:
             raise
 
     def answers(self) -> bool:
-        """Whether it waits for a program: nothing has begun on a host that is down, paused or hangs."""
+        """Whether it waits for a program; false on a host that is down, paused or hangs."""
         assert self._process.stdin
         try:
             self._process.stdin.write(b"\n")
@@ -63,7 +63,7 @@ class _Server:
             return False
 
     def run(self, words: list[str], data: str, timeout: float) -> dict[str, Any]:
-        """What became of a program.
+        """Run a program; return its exit code and output.
 
         Raises:
             subprocess.TimeoutExpired: The server does not answer.
@@ -91,7 +91,7 @@ class _Server:
         return line
 
     def end(self) -> None:
-        """Let it end: it does when its input ends; what starts it may hang where its host does."""
+        """End the server by the end of its input; the program that started it may hang with its host."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.close()
         self._process.stdout.close()
@@ -114,7 +114,7 @@ class HostPrograms:
         self._inside = inside
         self._environment = environment
         self._lock = threading.Lock()
-        #: Those that wait for the next program, by host. Each thread that runs one has a server for itself.
+        #: Servers that wait for the next program, by host. Each thread that runs a program has its own.
         self._idle: dict[str, list[_Server]] = {}
 
     def run(
@@ -147,7 +147,7 @@ class HostPrograms:
         return checked(done, host) if check else done
 
     def _server(self, host: str, timeout: float) -> _Server | None:
-        """One that waits, or a new one; None where none can be started."""
+        """A server that waits, or a new one; None if none can be started."""
         while server := self._waiting(host):
             if server.answers():
                 return server
@@ -158,12 +158,12 @@ class HostPrograms:
             return None
 
     def _waiting(self, host: str) -> _Server | None:
-        """One that nobody uses, which is the caller's from now on."""
+        """Take an unused server."""
         with self._lock:
             idle = self._idle.setdefault(host, [])
             return idle.pop() if idle else None
 
 
 def _text(printed: str) -> str:
-    """What a program printed, with the line ends that Python reads as such."""
+    """The output of a program, with the line ends that Python recognises."""
     return base64.b64decode(printed).decode().replace("\r\n", "\n").replace("\r", "\n")

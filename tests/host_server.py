@@ -20,7 +20,7 @@ from typing import IO, Any
 
 
 def main() -> None:
-    """Say that we are here, then run what the input says, until it ends."""
+    """Report the start, then run the programs of the input until it ends."""
     # What Python itself has added since is not part of a program's environment.
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     environment = dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _run(environment: dict[bytes, bytes], words: list[str], data: str, timeout: float) -> dict[str, Any]:
-    # Files, not pipes: what a program leaves running holds nobody up.
+    # Files, not pipes: a process that a program leaves running delays nothing.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         code = _code(words, environment, data.encode(), output, errors, timeout)
         return {"code": code, "output": _content(output), "errors": _content(errors)}
@@ -44,7 +44,7 @@ def _code(
     errors: IO[bytes],
     timeout: float,
 ) -> int | None:
-    """Run a program; its exit code, or none where it was ended as its time was over."""
+    """Run a program; return its exit code, or none if it reached its time limit."""
     try:
         process = subprocess.Popen(
             words,

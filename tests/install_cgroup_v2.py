@@ -26,7 +26,7 @@ HOOKS = [
     'chroot "$1" useradd --uid 2001 --create-home --shell /bin/bash alice',
     'chroot "$1" useradd --uid 2002 --create-home --shell /bin/bash bob',
     'chroot "$1" python3 -m venv --without-pip /opt/carme/venv',
-    # Nobody signs in, and nothing is brought up to date.
+    # No user signs in, and no package is updated.
     'chroot "$1" systemctl mask getty@tty1 serial-getty@ttyS0 apt-daily.timer apt-daily-upgrade.timer '
     "dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap systemd-timesyncd systemd-logind",
     'chroot "$1" systemctl enable systemd-networkd munge slurmctld slurmd',
@@ -34,7 +34,7 @@ HOOKS = [
 
 
 def main() -> int:
-    """The exit code."""
+    """Make the folder; return the exit code."""
     root = cached_root()
     if root.is_dir():
         return 0

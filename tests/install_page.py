@@ -1,4 +1,4 @@
-"""What readers copy from docs/admins: the worked examples of install.md, and lines of other pages."""
+"""Text that readers copy from docs/admins: the worked examples of install.md, and lines of other pages."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ COMMANDS: list[str] = re.findall(r"^ansible-playbook .*", PAGE, re.MULTILINE)
 
 
 def commands(name: str) -> list[str]:
-    """What is typed for one example."""
+    """The commands of one example."""
     return [command for command in COMMANDS if f" inventories/{name} " in command]
 
 

@@ -18,7 +18,7 @@ HEADER = """\
 # The versions that the suites passed with. To renew them: install without this file, run ./test, then
 # run `python tests/install_requirements.py --freeze` in that environment.
 """
-OURS = {"carme", "carme-spawner", "carme-webui", "carme-monitoring", "carme-runtime"}
+OWN_PROJECTS = {"carme", "carme-spawner", "carme-webui", "carme-monitoring", "carme-runtime"}
 
 
 def project_name(requirement: str) -> str:
@@ -38,7 +38,7 @@ def requirements(parts: list[str]) -> list[str]:
         wanted += project.get("dependencies", [])
         for extra in project.get("optional-dependencies", {}).values():
             wanted += extra
-    return sorted({item for item in wanted if project_name(item) not in OURS})
+    return sorted({item for item in wanted if project_name(item) not in OWN_PROJECTS})
 
 
 def install(parts: list[str], constrained: bool) -> int:

@@ -46,7 +46,7 @@ class JumpingClock:
 
 
 def next_moment(now: float, named: str) -> float:
-    """When the time of day is next as named, by its last parts: SS, MM:SS or HH:MM:SS in UTC.
+    """The next moment with this time of day, given by its last parts: SS, MM:SS or HH:MM:SS in UTC.
 
     Args:
         now: Seconds since 1970.
@@ -66,7 +66,7 @@ def next_moment(now: float, named: str) -> float:
 
 
 class _Moments(type):
-    """What is one by the real type is one here."""
+    """Instances of the real type count as instances here."""
 
     def __instancecheck__(cls, found: object) -> bool:
         return isinstance(found, datetime)
@@ -88,7 +88,7 @@ def _type_of(clock: JumpingClock) -> type:
 
 
 def _is_changed(name: str, module: ModuleType) -> bool:
-    """Whether it is ours or Django's."""
+    """Whether the module is part of Carme or Django."""
     file = getattr(module, "__file__", None) or ""
     is_ours = Path(file).is_relative_to(ROOT) and "site-packages" not in file
     return is_ours or name.startswith("django.")

@@ -16,7 +16,7 @@ class MemoryCgroup:
         self.folder, self._is_v2 = folder, is_v2
 
     def limit(self, size: int, *, swaps: bool = False) -> None:
-        """Let it take `size` bytes; with `swaps` the rest goes to the machine's swap, if it has any."""
+        """Limit it to `size` bytes; with `swaps` the rest goes to the machine's swap, if it has any."""
         if swaps:
             (self.folder / ("memory.max" if self._is_v2 else "memory.limit_in_bytes")).write_text(str(size))
             return
@@ -29,7 +29,7 @@ class MemoryCgroup:
             (self.folder / swap[0]).write_text(swap[1])
 
     def enter(self) -> None:
-        """For the beginning of a child process."""
+        """Join the group; to be called at the beginning of a child process."""
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def peak(self) -> int:
@@ -39,7 +39,7 @@ class MemoryCgroup:
 
 @contextlib.contextmanager
 def memory_cgroup() -> Iterator[MemoryCgroup]:
-    """A new one.
+    """A new memory cgroup.
 
     Raises:
         OSError: The machine allows none.
@@ -50,10 +50,10 @@ def memory_cgroup() -> Iterator[MemoryCgroup]:
 
 @pytest.fixture
 def cgroup() -> Iterator[MemoryCgroup]:
-    """A new one; where the machine allows none the test is skipped."""
+    """A new memory cgroup; skips the test if the machine allows none."""
     with contextlib.ExitStack() as stack:
         try:
-            made = stack.enter_context(memory_cgroup())
+            group = stack.enter_context(memory_cgroup())
         except OSError as error:
             pytest.skip(f"no memory cgroup can be made here: {error}")
-        yield made
+        yield group

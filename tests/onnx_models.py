@@ -31,7 +31,7 @@ def model(
 
 
 def chain(layers: int = 8, batch: Any = "N", width: int = 64, narrow: int = 8, at: int = 4) -> Any:
-    """Matrix products and ReLUs; what layer `at` gives is narrow, all others wide."""
+    """Matrix products and ReLUs; the output of layer `at` is narrow, all others are wide."""
     nodes, tensors, name, size = [], [], "x", width
     for layer in range(layers):
         out = narrow if layer == at else width
@@ -101,5 +101,5 @@ def expected(proto: Any, inputs: dict[str, Array]) -> dict[str, Array]:
 
 
 def random(*shape: int, seed: int = 1) -> Array:
-    """Numbers to give a model."""
+    """Random inputs for a model."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)

@@ -1,6 +1,6 @@
-"""How long tests wait for what must come."""
+"""The time limit of tests that wait for an event."""
 
-#: Seconds. It only ends what hangs: far longer than anything takes on the busiest machine, and shorter than
-#: what pytest gives a test (`timeout` in pyproject.toml), so that the test itself says what did not come.
-#: What must be quick is measured by a benchmark.
+#: Seconds. It only ends what hangs: far longer than any event takes on the busiest machine, and shorter than
+#: pytest's limit of a test (`timeout` in pyproject.toml), so that the test itself says what did not happen.
+#: Benchmarks measure what must be quick.
 HANG = 180.0

@@ -24,7 +24,7 @@ def send(visitor: Visitor, **values: str) -> httpx.Response:
 
 
 def confirm(visitor: Visitor, address: str) -> None:
-    """Press the button of a page that asks whether one is sure."""
+    """Press the button of a page that asks for confirmation."""
     page = visitor.fetch(f"{visitor.url}{address}")
     form = BeautifulSoup(page.text, "html.parser").select_one("main form")
     assert form is not None, page.text

@@ -4,7 +4,7 @@ import subprocess
 
 
 def end(process: "subprocess.Popen[bytes]", seconds: float = 30) -> None:
-    """End a process, by force where it does not listen for so many seconds; one that has ended stays so."""
+    """End a process; kill it if it has not ended after so many seconds. One that has ended stays so."""
     if process.poll() is not None:
         return
     process.terminate()

@@ -24,7 +24,7 @@ _A = 1  # the type of a record that holds an address of version 4
 
 @dataclass
 class Acme:
-    """Where it is.
+    """A running ACME server.
 
     Attributes:
         directory: Its address.
@@ -56,8 +56,8 @@ async def serving(folder: Path, challenges: int) -> AsyncIterator[Acme]:
     """pebble, for which every name is this machine, until the block ends.
 
     Args:
-        folder: Of its files.
-        challenges: The port on which it looks for answers to its challenges, in place of 80.
+        folder: The folder of its files.
+        challenges: The port where it requests answers to its challenges, in place of 80.
     """
     assert PEBBLE
     port, management, names = (free_port() for _ in range(3))
@@ -74,7 +74,7 @@ async def serving(folder: Path, challenges: int) -> AsyncIterator[Acme]:
         }
     }
     (folder / "pebble.json").write_text(json.dumps(configuration))
-    # At once, and without the refusals that it makes up for others' tests.
+    # At once, and without the random refusals that pebble makes by default.
     environment = os.environ | {"PEBBLE_VA_NOSLEEP": "1", "PEBBLE_WFE_NONCEREJECT": "0"}
     loop = asyncio.get_running_loop()
     transport, _protocol = await loop.create_datagram_endpoint(_Names, ("127.0.0.1", names))
@@ -99,7 +99,7 @@ async def serving(folder: Path, challenges: int) -> AsyncIterator[Acme]:
 
 
 class _Names(asyncio.DatagramProtocol):
-    """Says of every name that it is this machine, and that nothing else is known of it."""
+    """A DNS server that resolves each name to this machine, and has no other records."""
 
     transport: asyncio.DatagramTransport
 
@@ -116,7 +116,7 @@ class _Names(asyncio.DatagramProtocol):
 
 
 async def certificate_of(port: int, name: str) -> str:
-    """The certificate, in PEM, that a server on this machine gives for a name."""
+    """The certificate, in PEM, that a server on this machine presents for a name."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     _reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)

@@ -15,7 +15,7 @@ from patience import HANG
 ROOT = Path(os.environ.get("CARME_APACHE", "/"))
 APACHE = shutil.which("apache2", path=str(ROOT / "usr/sbin"))
 MODULES = ROOT / "usr/lib/apache2/modules"
-#: Of an Apache that is not installed.
+#: Libraries of an Apache that is unpacked, not installed.
 LIBRARIES = ":".join(sorted({str(path.parent) for path in ROOT.glob("usr/lib/*/libapr*.so*")}))
 #: What `a2enmod ssl proxy proxy_http headers` adds to what Debian enables, as far as these need it.
 _NAMES = ("mpm_event", "authz_core", "socache_shmcb", "ssl", "proxy", "proxy_http", "headers", "reqtimeout")

@@ -113,7 +113,7 @@ def cached_root() -> Path:
 
 
 def missing() -> str:
-    """What a test lacks, or nothing."""
+    """What this machine lacks for the test, or an empty text."""
     if shutil.which(EMULATOR) is None:
         return f"{EMULATOR} is not there. Install qemu-system-x86 to run this."
     return "" if cached_root().is_dir() else "There is no root folder. Run tests/install_cgroup_v2.py first."
@@ -143,7 +143,7 @@ class Machine:
         return answer["return"]
 
     def run(self, *command: str, user: str = "root", data: str = "", check: bool = True) -> str:
-        """What a program writes; fails with that when it fails."""
+        """Run a program in the machine; return its output, which an error has as its text."""
         if user != "root":
             command = ("runuser", "-u", user, "--", *command)
         pid = self._ask(
@@ -161,7 +161,7 @@ class Machine:
         return message[0]
 
     def scrape(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        """What the exporter reports, by name and labels."""
+        """Scrape the exporter; return its values by name and labels."""
         answer = httpx.get(self._url, verify=self._context, timeout=60, trust_env=False)
         assert answer.status_code == 200, answer.text
         return {
@@ -188,7 +188,7 @@ class Machine:
         return found
 
     def until(self, what: str, holds: Callable[[], Any]) -> Any:
-        """What `holds` gives when it first gives something."""
+        """Wait until `holds` returns a true value; return that."""
         end = time.monotonic() + _PATIENCE
         while time.monotonic() < end:
             if found := holds():
@@ -233,9 +233,9 @@ def machine(folder: Path) -> Iterator[Machine]:
             port = _forwarded(control, process)
             to_agent.settimeout(_PATIENCE)
             to_agent.connect(str(agent))
-            made = Machine(to_agent, port, reader)
-            made._ask("guest-ping")
-            yield made
+            machine = Machine(to_agent, port, reader)
+            machine._ask("guest-ping")
+            yield machine
     finally:
         process.terminate()
         process.wait(60)
@@ -334,7 +334,7 @@ def _rendered(folder: Path) -> dict[str, str]:
     done = subprocess.run(command, cwd=ROOT / "ansible", env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     files = json.loads(output.read_text())
-    # There is nothing to enforce it with, and Slurm has no word for that.
+    # The machine has nothing to enforce it with, and Slurm has no option for that.
     configuration = files["etc/slurm/slurm.conf"].splitlines(keepends=True)
     files["etc/slurm/slurm.conf"] = "".join(
         line for line in configuration if not line.startswith("AccountingStorageEnforce=")

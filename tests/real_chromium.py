@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "program", "sign_in"]
 
-#: It talks to what a test opens, and to nobody in the background. Playwright adds more of these.
+#: It sends requests for pages of tests alone, and none in the background. Playwright adds more of these.
 OPTIONS = (
     "--no-sandbox",
     "--disable-gpu",

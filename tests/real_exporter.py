@@ -21,7 +21,7 @@ from carme_monitoring.serving import MetricsServer
 GIB = 1 << 30
 NODE = "localhost"
 ELSEWHERE = "gpu-01"  # a node whose name leads nowhere: Slurm has an address for it
-WHOSE = {"jobid": "7", "user": "ada"}
+JOB_LABELS = {"jobid": "7", "user": "ada"}
 
 
 class Node(Collector):
@@ -40,20 +40,20 @@ class Node(Collector):
             yield metric
 
     def samples(self) -> Iterator[tuple[str, float, dict[str, str]]]:
-        gpu = {**WHOSE, "gpu": "0", "uuid": 'GPU-"}0'}
+        gpu = {**JOB_LABELS, "gpu": "0", "uuid": 'GPU-"}0'}
         yield "carme_job_gpu_utilization_ratio", 0.8, gpu
         yield "carme_job_gpu_memory_used_bytes", 10 * GIB, gpu
         yield "carme_job_gpu_memory_total_bytes", 40 * GIB, gpu
         for mode, share in (("user", 2.5), ("system", 0.5)):
-            yield "carme_job_cpu_seconds_total", share * self.seconds, {**WHOSE, "mode": mode}
-        yield "carme_job_cpus", 4, WHOSE
-        yield "carme_job_memory_used_bytes", 2 * GIB, WHOSE
-        yield "carme_job_memory_limit_bytes", 32 * GIB, WHOSE
+            yield "carme_job_cpu_seconds_total", share * self.seconds, {**JOB_LABELS, "mode": mode}
+        yield "carme_job_cpus", 4, JOB_LABELS
+        yield "carme_job_memory_used_bytes", 2 * GIB, JOB_LABELS
+        yield "carme_job_memory_limit_bytes", 32 * GIB, JOB_LABELS
         yield "carme_job_memory_used_bytes", 9 * GIB, {"jobid": "77", "user": "bob"}
-        yield "carme_job_io_read_bytes_total", self.seconds * 2**20, WHOSE
-        yield "carme_job_network_receive_bytes_total", self.seconds * 2**21, {**WHOSE, "source": "node"}
+        yield "carme_job_io_read_bytes_total", self.seconds * 2**20, JOB_LABELS
+        yield "carme_job_network_receive_bytes_total", self.seconds * 2**21, {**JOB_LABELS, "source": "node"}
         for rank in ("0", "1") if self.trains else ():
-            of_rank = {**WHOSE, "rank": rank}
+            of_rank = {**JOB_LABELS, "rank": rank}
             yield "carme_training_seconds_total", self.seconds, of_rank
             yield "carme_training_steps_total", 4 * self.seconds, of_rank
             yield "carme_training_samples_total", 128 * self.seconds, of_rank

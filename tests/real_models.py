@@ -59,7 +59,7 @@ class Real:
         return model
 
     def inputs(self, model: "carme_onnx.Model") -> dict[str, Any]:
-        """What it is given."""
+        """Inputs for the model."""
         found = carme_onnx.example_of(model, self.shapes)
         if "bytes" in found:
             found["bytes"] = np.random.default_rng(0).integers(0, 256, found["bytes"].shape).astype(np.int32)
@@ -101,13 +101,13 @@ def _reseed(graph: Any) -> None:
         if array.dtype != np.float32 or array.size < 2:
             continue
         if tensor.name in fixed:
-            made = np.abs(1 + 0.1 * chance.standard_normal(array.shape)).astype(np.float32)
+            values = np.abs(1 + 0.1 * chance.standard_normal(array.shape)).astype(np.float32)
         elif array.ndim == 1 or array.size == array.shape[0]:
-            made = (0.5 + 0.1 * chance.standard_normal(array.shape)).astype(np.float32)
+            values = (0.5 + 0.1 * chance.standard_normal(array.shape)).astype(np.float32)
         else:
             scale = np.float32((1 / np.prod(array.shape[1:])) ** 0.5)
-            made = chance.standard_normal(array.shape, dtype=np.float32) * scale
-        tensor.CopyFrom(numpy_helper.from_array(made, tensor.name))
+            values = chance.standard_normal(array.shape, dtype=np.float32) * scale
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
 def expected(model: "carme_onnx.Model", inputs: dict[str, Any], scratch: Path) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def expected(model: "carme_onnx.Model", inputs: dict[str, Any], scratch: Path) -
 
 
 def distance(found: Any, wanted: Any) -> float:
-    """The largest difference, in parts of the largest number where that is above 1."""
+    """The largest difference, relative to the largest number if that is above 1."""
     assert found.shape == wanted.shape
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     return float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) if a.size else 0.0

@@ -26,7 +26,7 @@ NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/s
 #: Mark of tests that need it.
 needed = pytest.mark.skipif(not NGINX, reason="nginx is not installed; ./test unit fetches it")
 
-#: What is far too small.
+#: Limits that are far too small.
 LIMITS = """\
     client_max_body_size 1k;
     client_header_buffer_size 1k;
@@ -119,7 +119,7 @@ def command(folder: Path) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, port: int) -> AsyncIterator["asyncio.subprocess.Process"]:
-    """That nginx, from when it listens until the block ends."""
+    """Run that nginx: from when it listens until the block ends."""
     nginx = await asyncio.create_subprocess_exec(*command(folder))
     try:
         async with asyncio.timeout(HANG):

@@ -29,7 +29,7 @@ __all__ = ["is_installed", "new_database", "postgresql", "temporary_postgresql"]
 #: Where files lie in memory, and the bytes that have to be free there: a server with some databases needs a
 #: quarter.
 _MEMORY, _ENOUGH = Path("/dev/shm"), 1 << 30
-#: Nothing that is in it has to outlive a crash, and its write-ahead log stays far below `_ENOUGH`: by default
+#: Its content need not outlive a crash, and its write-ahead log stays far below `_ENOUGH`: by default
 #: that grows to 1 GB.
 _TEMPORARY = ("fsync=off", "max_wal_size=96MB", "min_wal_size=32MB")
 #: The names of the folders of such servers, with the number of the process that has made it.
@@ -55,9 +55,9 @@ def _in_memory() -> str | None:
 
 @contextlib.contextmanager
 def temporary_postgresql(name: str) -> Iterator[str]:
-    """A server whose files lie in memory, where there is enough, and go with it; its address.
+    """A server with its files in memory, if there is enough, which are removed with it; its address.
 
-    First it removes those whose process was killed before it could, and stops their servers.
+    First it stops the servers of processes that were killed before they could, and removes their files.
 
     Args:
         name: A word about what it is for, in the name of its folder.
@@ -90,7 +90,7 @@ def _stop(data: Path) -> None:
         try:
             # Another program may have got its number.
             if os.fsencode(data) in Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0"):
-                signal.pidfd_send_signal(server, signal.SIGQUIT)  # at once: nobody needs what it has
+                signal.pidfd_send_signal(server, signal.SIGQUIT)  # at once: its content is not needed
                 select.select([server], [], [], _END_SECONDS)
         finally:
             os.close(server)
@@ -130,7 +130,7 @@ def postgresql(folder: Path, *settings: str) -> Iterator[str]:
         os.chown(data, account.pw_uid, account.pw_gid)
         folder.chmod(0o755)
         who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": [], "cwd": data}
-    made = [
+    initialize = [
         programs / "initdb",
         "-D",
         data / "data",
@@ -142,12 +142,12 @@ def postgresql(folder: Path, *settings: str) -> Iterator[str]:
         "-E",
         "UTF8",
     ]
-    subprocess.run(made, check=True, stdout=subprocess.DEVNULL, **who)
+    subprocess.run(initialize, check=True, stdout=subprocess.DEVNULL, **who)
     options = ["-c", "listen_addresses=", "-k", data, "-c", "max_connections=100"]
     options += [word for setting in settings for word in ("-c", setting)]
     server = subprocess.Popen(
         [programs / "postgres", "-D", data / "data", *options],
-        stdout=subprocess.DEVNULL,  # else who reads what this program prints waits for the server's end
+        stdout=subprocess.DEVNULL,  # else a reader of this program's output would wait for the server's end
         stderr=subprocess.DEVNULL,
         **who,
     )

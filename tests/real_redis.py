@@ -49,7 +49,7 @@ class Redis:
             return probe.connect_ex(str(self.socket)) == 0
 
     def flush(self) -> None:
-        """Have it forget everything."""
+        """Delete all of its content."""
         with self.client() as client:
             client.flushall()
 
@@ -59,7 +59,7 @@ class Redis:
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
-        """It takes connections and answers nothing."""
+        """Stop its process: it accepts connections and answers nothing."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
         try:
@@ -68,7 +68,7 @@ class Redis:
             self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it at once. What it knew is gone."""
+        """Kill it; its content is lost."""
         if self._process:
             self._process.kill()
             self._process.wait()
@@ -78,7 +78,7 @@ class Redis:
 
 @contextlib.contextmanager
 def redis(folder: Path) -> Iterator[Redis]:
-    """A server that runs; where Redis is missing, one that does not."""
+    """A running server; if Redis is missing, one that does not run."""
     server = Redis(folder)
     if server.is_installed:
         server.start()

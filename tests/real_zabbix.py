@@ -36,11 +36,11 @@ class Zabbix:
         self._server = start_server()
 
     def stop_server(self) -> None:
-        """Nothing is requested or judged from now on."""
+        """Stop the server process: it requests and evaluates nothing then."""
         processes.end(self._server)
 
     def start_server(self) -> None:
-        """It goes on with what its database has."""
+        """Start the server process again, on the same database."""
         self._server = self._start()
 
     def ask(self, method: str, **parameters: Any) -> Any:
@@ -57,7 +57,7 @@ class Zabbix:
         return answer["result"]
 
     def sign_in(self) -> None:
-        """As the administrator that a new Zabbix has."""
+        """Sign in as the administrator that a new Zabbix has."""
         self._token = self._call("user.login", {"username": "Admin", "password": "zabbix"})
 
     def picture(self, graph: str, file: Path) -> None:
@@ -88,7 +88,7 @@ class _Programs:
         self._ending = ending
 
     def run(self, account: str, *command: str | Path, data: bytes = b"") -> None:
-        """Run a program to its end, which must be a good one."""
+        """Run a program to its end; it must succeed."""
         everything = ["chroot", f"--userspec={account}:{account}", ROOT, *command]
         done = subprocess.run(everything, input=data, capture_output=True)
         assert done.returncode == 0, (command, done.stderr[-2000:])

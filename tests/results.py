@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ["Case", "Suite", "failures", "read", "report", "table"]
 
 SLOWEST = 5
-#: Of one failure so many of its last lines, and of one suite so many failures.
+#: The number of last lines of a failure, and of failures of a suite.
 LINES, FAILURES = 40, 20
 
 

@@ -1,4 +1,4 @@
-"""A broker that answers with an overview of the test's, where no Slurm has that size or that state.
+"""A broker that answers with an overview of the test, for sizes and states that no Slurm here has.
 
 Nothing of the broker is repeated here: every answer is the one overview.
 """

@@ -1,4 +1,4 @@
-"""Simulated driver libraries for GPUs that cannot be here: what they show is a file, see simulated_nvml.c."""
+"""Simulated driver libraries for GPUs that this machine lacks: they show a file, see simulated_nvml.c."""
 
 import base64
 import subprocess

@@ -1,4 +1,4 @@
-"""A small OpenID Connect provider, real but for the people: who comes is signed in without a question."""
+"""A small OpenID Connect provider, real but for the people: it signs in each visitor without a question."""
 
 import base64
 import hashlib
@@ -67,8 +67,8 @@ class Provider:
 
         first = ThreadingHTTPServer((addresses[0], port), Handler)
         self.port = first.server_port
-        others = [ThreadingHTTPServer((address, self.port), Handler) for address in addresses[1:]]
-        self._servers = [first, *others]
+        further = [ThreadingHTTPServer((address, self.port), Handler) for address in addresses[1:]]
+        self._servers = [first, *further]
         self.issuer = f"http://{addresses[0]}:{self.port}"
         for server in self._servers:
             threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -79,7 +79,7 @@ class Provider:
         return ("socat", address, f"TCP:{gateway}:{self.port}")
 
     def stop(self) -> None:
-        """It is no more."""
+        """End the servers."""
         for server in self._servers:
             server.shutdown()
             server.server_close()
@@ -98,7 +98,7 @@ class Provider:
         }
 
     def authorize(self, address: str) -> dict[str, str]:
-        """Somebody has signed in here: the query with which the browser is sent back."""
+        """Sign somebody in; return the query with which the browser is sent back."""
         sent = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
         assert address.startswith(f"{self.issuer}/authorize?")
         assert (sent["response_type"], sent["redirect_uri"]) == ("code", self.back)

@@ -107,7 +107,7 @@ def keep_screenshots(page: Page, keep: Callable[[str], None]) -> Callable[[str],
 @pytest.fixture(autouse=True)
 def own_beginning_and_end(demo: DemoSite) -> Iterator[None]:
     """Each test begins with nothing open in JupyterLab, and leaves no job, also when it failed."""
-    # It would open again what an earlier test had left open.
+    # JupyterLab would reopen what an earlier test had left open.
     demo.run("head", "rm", "-rf", f"/home/{demo.user}/.jupyter/lab/workspaces")
     yield
     demo.end_all_jobs()

@@ -31,7 +31,7 @@ socketserver.ThreadingUnixStreamServer(place, Page).serve_forever()
 
 @pytest.fixture
 def written(demo: DemoSite) -> Iterator[Callable[[str], str]]:
-    """What programs of the session write: gives the content of a file of the user's, once it has some."""
+    """Return a function that waits until a file of the user has content, and returns the content."""
     home = f"/home/{demo.user}"
     demo.run("head", "sh", "-c", f"rm -rf {home}/from-*")
 
@@ -57,7 +57,7 @@ def address(demo: DemoSite, name: str, app: str) -> str:
     return demo.carme("session", "open", name, "--app", app).stdout.strip()
 
 
-def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
+def test_terminal_tensorboard_and_a_users_web_app_open_in_a_session(
     page: Page, demo: DemoSite, written: Callable[[str], str], keep: Callable[[str], None]
 ) -> None:
     demo.run("head", "tee", f"/home/{demo.user}/webapp.py", user=demo.user, data=WEB_APP)
@@ -86,14 +86,14 @@ def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
     keep("app-tensorboard")
 
 
-def test_vs_code_and_its_terminal(
+def test_vs_code_opens_with_its_terminal(
     page: Page, demo: DemoSite, written: Callable[[str], str], keep: Callable[[str], None]
 ) -> None:
     if demo.run("head", "test", "-f", "/srv/carme/images/vscode.sif", check=False).returncode:
         pytest.skip("the image vscode is not built here; ./demo up --images vscode builds it")
     log_in(page, demo)
     name = start(page, "vscode")
-    # VS Code asks whenever it has got round to it.
+    # VS Code asks at some time after its start.
     trust = page.get_by_role("button", name="Yes, I trust the authors")
     page.add_locator_handler(trust, lambda: trust.click())
     page.goto(address(demo, name, "vscode"))

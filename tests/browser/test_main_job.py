@@ -23,7 +23,9 @@ def rename_job(page: Page, demo: DemoSite) -> None:
     expect(page.locator(".status .state")).to_have_text("Ready")
 
 
-def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Callable[[str], None]) -> None:
+def test_a_user_trains_over_two_nodes_by_clicking(
+    page: Page, demo: DemoSite, keep: Callable[[str], None]
+) -> None:
     page.goto("/")
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     keep("1-sign-in")
@@ -101,7 +103,7 @@ def test_the_keyboard_alone_is_enough_to_start_and_stop(page: Page, demo: DemoSi
     expect(page.locator(".status .state")).to_have_text("Stopped")
 
 
-def test_nothing_is_loaded_from_elsewhere(page: Page, demo: DemoSite) -> None:
+def test_pages_load_nothing_from_other_sites(page: Page, demo: DemoSite) -> None:
     seen: list[str] = []
     page.on("request", lambda request: seen.append(request.url))
     log_in(page, demo)

@@ -43,7 +43,7 @@ def test_jupyterlab_reports_the_time_left_extends_it_and_saves_documents_at_the_
     warning = toast(page, r"This session ends in [1234] min, at .* All documents are saved\.")
     expect(page.locator(".jp-FileEditor .cm-content")).to_contain_text("first line")
     more = warning.get_by_role("button", name="Extend")
-    more.hover()  # when it has come to rest
+    more.hover()  # when it has stopped moving
     keep("jupyterlab-near-the-end")
 
     # More time from the warning itself; then less than fifteen minutes are left, which is shown as well.

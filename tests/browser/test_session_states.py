@@ -58,9 +58,9 @@ def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
         expect(rows.filter(has_text=step)).to_have_count(1)
     keep_screenshots("ready")
 
-    other = chromium.new_context(base_url=demo.url, ignore_https_errors=True)
-    other.set_default_timeout(HANG * 1000)
-    second = other.new_page()
+    second_context = chromium.new_context(base_url=demo.url, ignore_https_errors=True)
+    second_context.set_default_timeout(HANG * 1000)
+    second = second_context.new_page()
     log_in(second, demo)
     start(second, "One more", gpus_per_node=0, minutes=20)
     expect(state(second)).to_have_text("Ready")
@@ -79,7 +79,7 @@ def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
     expect(cards.filter(has_text="Seen from everywhere")).to_have_count(1)
     cards.filter(has_text="Seen from everywhere").get_by_role("link", name=re.compile("^Open")).click()
     expect(second.locator(".jp-Launcher, .jp-NotebookPanel").first).to_be_visible()
-    other.close()
+    second_context.close()
     expect(rows.filter(has_text="First opened")).to_have_count(1)
 
     for link in page.get_by_role("link", name=re.compile("^Open")).all():

@@ -1,4 +1,4 @@
-"""Bad input at every door of the running site: one clear sentence, and nothing left behind."""
+"""Bad input at every interface of the running site gets one clear sentence and leaves nothing behind."""
 
 import json
 
@@ -8,7 +8,7 @@ from carme.errors import CarmeError
 from demo_site import DemoSite, wait_until
 from patience import HANG
 
-# Each would do harm, or at least leave a mark, in a shell, a job script, SQL or a page.
+# Each text would do harm, or at least leave a trace, in a shell, a job script, SQL or a page.
 HOSTILE = [
     "$(touch /tmp/carme-was-here)",
     "`touch /tmp/carme-was-here`",
@@ -62,7 +62,7 @@ def test_the_start_form_refuses_what_can_never_start(
     assert demo.job_ids() <= before
 
 
-def test_hostile_text_in_every_field_of_the_start_form(demo: DemoSite) -> None:
+def test_hostile_text_in_any_field_of_the_start_form_is_refused_or_harmless(demo: DemoSite) -> None:
     with demo.visitor(demo.user) as visitor:
         for field in START:
             for text in HOSTILE:
@@ -78,7 +78,7 @@ def test_hostile_text_in_every_field_of_the_start_form(demo: DemoSite) -> None:
 
 
 @pytest.mark.alone
-def test_hostile_text_in_every_option_of_the_command_line(demo: DemoSite) -> None:
+def test_hostile_text_in_any_option_of_the_command_line_is_refused_or_harmless(demo: DemoSite) -> None:
     options = ("--name", "--image", "--partition", "--gpu-type", "--nodes", "--gpus", "--time")
     words = [["submit", f"{option}={text}", "--", "true"] for option in options for text in HOSTILE]
     for tried, (code, out, err) in zip(words, commands(demo, words), strict=True):

@@ -1,4 +1,4 @@
-"""A booking from the calendar to Slurm and back: kept, used by its owner, made again when lost, deleted."""
+"""A booking from the calendar to Slurm and back: reserved, used by its owner, restored when lost, deleted."""
 
 import re
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ def reservation_of(demo: DemoSite, name: str) -> str:
 
 
 def session_of(visitor: Visitor, name: str) -> str:
-    """The session that a booking has started by itself; empty as long as there is none."""
+    """The session that a booking has started automatically; empty until then."""
     page = visitor.fetch(f"{visitor.url}bookings/{name}/")
     found = re.search(r'href="/sessions/(s[a-z0-9]{8})/"', page.text)
     return found[1] if found else ""
 
 
 def send_now(demo: DemoSite, visitor: Visitor) -> httpx.Response:
-    """Send the form for a booking that begins in the minute that runs, again when that was over too soon."""
+    """Send the form for a booking that begins in this minute; repeat it if the minute has ended meanwhile."""
 
     def answer() -> httpx.Response | None:
         day, clock = demo.run("head", "date", "--utc", "+%Y-%m-%d %H:%M").stdout.split()
@@ -57,7 +57,7 @@ def no_booking_left(demo: DemoSite) -> Iterator[None]:
 @pytest.mark.alone
 @pytest.mark.usefixtures("no_booking_left")
 def test_a_booking_is_its_owners_made_again_when_lost_and_given_back(demo: DemoSite) -> None:
-    with demo.visitor("user1") as owner, demo.visitor("user2") as other:
+    with demo.visitor("user1") as owner, demo.visitor("user2") as visitor:
         name = booked(send_now(demo, owner))
         line = wait_until(
             "it has begun",
@@ -68,10 +68,10 @@ def test_a_booking_is_its_owners_made_again_when_lost_and_given_back(demo: DemoS
         assert node is not None
 
         # Half of the demo's GPUs is one node: a second booking is refused, with the nearest free times.
-        answer = send_now(demo, other)
+        answer = send_now(demo, visitor)
         assert answer.status_code == 422 and "may be booked at a time" in answer.text
         assert 'name="slot"' in answer.text
-        assert other.fetch(f"{other.url}bookings/{name}/").status_code == 404
+        assert visitor.fetch(f"{visitor.url}bookings/{name}/").status_code == 404
 
         # Nobody else's jobs start on that node, the owner's do.
         refused = demo.carme(
@@ -79,7 +79,7 @@ def test_a_booking_is_its_owners_made_again_when_lost_and_given_back(demo: DemoS
         )
         assert refused.returncode == 1 and "You may not use this booking" in refused.stderr
 
-        # A session starts in it by itself.
+        # A session starts in it automatically.
         page = owner.fetch(f"{owner.url}bookings/{name}/")
         owner.send(page, owner.form(page, "image"), {"image": "base"})
         session = wait_until("the booking's session is there", lambda: session_of(owner, name))

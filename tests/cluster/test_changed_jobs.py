@@ -1,4 +1,4 @@
-"""What users and administrators do to jobs by Slurm's own programs: sessions stay known, and figures true."""
+"""Users and administrators change jobs by Slurm's own programs: sessions stay known, and figures correct."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -39,7 +39,7 @@ def becomes(demo: DemoSite, name: str, state: SessionState) -> Session:
 
 
 def seen(demo: DemoSite, number: int, *, running: bool) -> Job:
-    """A job that Slurm was given by others, once the broker has seen it run, or wait."""
+    """A job that Carme did not submit, once the broker has read it as running, or waiting."""
 
     def job() -> Job | None:
         found = map(Job.model_validate, demo.carme_json("jobs"))
@@ -49,7 +49,7 @@ def seen(demo: DemoSite, number: int, *, running: bool) -> Job:
 
 
 def slurms_end(demo: DemoSite, number: int) -> datetime:
-    """When Slurm itself says that a job ends."""
+    """The end of a job as Slurm itself reports it."""
     requested = ("env", "TZ=UTC", "SLURM_TIME_FORMAT=%s", "squeue", "--noheader", f"--jobs={number}")
     text = demo.run("head", *requested, "--format=%e").stdout.strip()
     return datetime.fromtimestamp(int(text), UTC)
@@ -59,7 +59,7 @@ def scontrol(demo: DemoSite, *words: str, user: str | None = None) -> None:
     demo.run("head", "scontrol", *words, user=user)
 
 
-def test_a_session_stays_known_when_its_job_gets_other_words(demo: DemoSite) -> None:
+def test_a_session_stays_known_when_its_jobs_comment_and_name_change(demo: DemoSite) -> None:
     with demo.visitor("user1") as visitor:
         name = visitor.start(OPTIONS)
         visitor.wait(name, "ready", timeout=HANG)
@@ -161,5 +161,5 @@ def test_a_job_that_waits_says_what_it_requested_and_what_is_missing(demo: DemoS
     assert job.gpus == 2
     assert "1 GPU must become free on n" in job.explanation
     assert any(f"in use by your job {number}" in job.explanation for number in first)
-    other = demo.sbatch("--gpus-per-task=2", "--ntasks=1")
-    assert seen(demo, other, running=False).gpus == 2
+    second_job = demo.sbatch("--gpus-per-task=2", "--ntasks=1")
+    assert seen(demo, second_job, running=False).gpus == 2

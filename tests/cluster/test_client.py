@@ -41,14 +41,14 @@ def connect(demo: DemoSite) -> Iterator[Callable[[], carme.Client]]:
 
 @pytest.fixture(scope="module")
 def client(connect: Callable[[], carme.Client]) -> Iterator[carme.Client]:
-    """One of them."""
+    """A client of user1."""
     with connect() as found:
         yield found
 
 
 def square(number: int, load: str) -> int:
     """What the tasks compute; `load` is more than fits into a request."""
-    if len(load) != 300_000:  # no assert: pytest's rewriting of it would be looked for in the task, too
+    if len(load) != 300_000:  # no assert: pytest rewrites it, and the task would have to import pytest's part
         raise ValueError(f"{len(load)} characters came")
     print(f"task {os.environ['SLURM_ARRAY_TASK_ID']}")
     if number == 3:
@@ -71,7 +71,7 @@ def test_an_array_computes_in_its_tasks(demo: DemoSite, client: carme.Client) ->
         tasks[2].result()
     assert isinstance(caught.value.__cause__, LookupError)
     requested = ("sacct", "-Xn", f"-j{tasks.id}_3", "-oJobID%30,State")
-    # The accounting hears of an end after the queue has shown it.
+    # The accounting gets the end of a job after the queue has shown it.
     wait_until(
         "the accounting knows it",
         lambda: demo.run("head", *requested).stdout.split() == [f"{tasks.id}_3", "COMPLETED"],
@@ -84,7 +84,7 @@ def test_an_array_computes_in_its_tasks(demo: DemoSite, client: carme.Client) ->
 def test_tasks_of_a_net_are_jobs(
     demo: DemoSite, client: carme.Client, connect: Callable[[], carme.Client], tmp_path: Path
 ) -> None:
-    """A net here, whose functions run as jobs there; one that is cancelled is a failure of its transition."""
+    """The functions of a local net run as jobs; a job that is cancelled fails its transition."""
     home = client.files.places()[0].path
     folder = client.files.make_folder(f"{home}/test-{os.urandom(4).hex()}")
     net = Net("jobs")

@@ -13,7 +13,7 @@ FIND = "command -v carme; carme --version"
 
 
 @pytest.mark.parametrize("host", ["head", "n1"])
-def test_on_every_host(demo: DemoSite, host: str) -> None:
+def test_carme_and_its_completion_are_on_every_host(demo: DemoSite, host: str) -> None:
     for shell in (("sh", "-c"), ("bash", "-lc")):
         for user in (None, "user1"):
             found = demo.run(host, *shell, FIND, user=user).stdout
@@ -22,12 +22,12 @@ def test_on_every_host(demo: DemoSite, host: str) -> None:
     assert completes.rstrip().endswith(" carme")
 
 
-def test_the_command_that_the_demo_names_at_its_end(demo: DemoSite) -> None:
+def test_the_command_that_the_demo_names_at_its_end_works(demo: DemoSite) -> None:
     assert demo.run("head", "carme", "status").stdout
 
 
 @pytest.mark.parametrize("image", ["", "base", "torch"])
-def test_in_jobs(demo: DemoSite, image: str) -> None:
+def test_commands_of_carme_are_in_jobs(demo: DemoSite, image: str) -> None:
     script = (
         f"{FIND}; mkdir /tmp/a; echo text >/tmp/a/b; carme data copy /tmp/a /tmp/c >/tmp/copied; cat /tmp/c/b"
     )

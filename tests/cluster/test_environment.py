@@ -18,11 +18,11 @@ def profile(demo: DemoSite) -> Iterator[None]:
     """The user's login files are as they were, afterwards."""
     keep = "for f in .profile .bash_profile .bash_login; do [ ! -e $f ] || mv $f $f.kept; done"
     back = "for f in .profile .bash_profile .bash_login; do rm -f $f; [ ! -e $f.kept ] || mv $f.kept $f; done"
-    demo.run("head", "sh", "-c", keep, user=USER)
-    try:
+    # Only once `keep` has run may `back` remove what is there: the mark says so.
+    undo = f"cd {HOME} && [ ! -e .files-kept ] || {{ {back}; rm -rf shadow .files-kept; }}"
+    with demo.undoing(("head", "runuser", "-u", USER, "--", "sh", "-c", undo)):
+        demo.run("head", "sh", "-c", f"{keep}; touch .files-kept", user=USER)
         yield
-    finally:
-        demo.run("head", "sh", "-c", f"{back}; rm -rf shadow", user=USER)
 
 
 def submitted(demo: DemoSite, *arguments: str) -> int:
@@ -70,12 +70,10 @@ def test_login_files_that_fail_are_named_and_the_job_runs(demo: DemoSite, text: 
 def test_a_login_shell_that_is_not_there_is_named_and_the_job_runs(demo: DemoSite) -> None:
     """On one node, as after a site has removed a shell there."""
     before = demo.run("n1", "getent", "passwd", USER).stdout.strip().rsplit(":", 1)[1]
-    demo.run("n1", "usermod", "--shell", "/no/such/shell", USER)
-    try:
+    with demo.undoing(("n1", "usermod", "--shell", before, USER)):
+        demo.run("n1", "usermod", "--shell", "/no/such/shell", USER)
         job = submitted(demo, "--nodes", "2", "--", "/usr/bin/env")
         wait_until("it has ended", lambda: demo.job_state(job, USER) is JobState.COMPLETED)
         output = demo.carme("logs", str(job), user=USER).stdout
-    finally:
-        demo.run("n1", "usermod", "--shell", before, USER)
     assert "Your login shell /no/such/shell cannot be started on n1" in output
     assert f"HOME={HOME}\n" in output and "SHELL=/bin/sh\n" in output

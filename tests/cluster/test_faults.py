@@ -1,4 +1,4 @@
-"""What goes wrong in daily life: each ends in one sentence, and the site works again afterwards."""
+"""Everyday faults: each ends in one sentence, and the site works again afterwards."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_the_time_limit_ends_a_session_says_so_and_leaves_time_to_save(demo: Dem
     with demo.visitor("user1") as visitor:
         # Whether it gets ready within its minute depends on the machine.
         name = visitor.start(START | {"gpus_per_node": "0", "minutes": "1"})
-        # By other words it is no other job.
+        # It stays the same job under another name and comment.
         sessions = wait_until(
             "its job is there",
             lambda: [listed for listed in demo.carme_json("session", "list") if listed["name"] == name],
@@ -90,8 +90,8 @@ def test_the_time_limit_ends_a_session_says_so_and_leaves_time_to_save(demo: Dem
 
 @pytest.mark.alone
 def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(demo: DemoSite) -> None:
-    demo.run("head", "systemctl", "stop", "carme-broker")
-    try:
+    with demo.undoing(("head", "systemctl", "start", "carme-broker")):
+        demo.run("head", "systemctl", "stop", "carme-broker")
         done = demo.carme("status", check=False)
         assert done.returncode == 1
         assert "broker" in done.stderr
@@ -101,8 +101,6 @@ def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(d
             wait_until("the page says it", lambda: "broker" in visitor.http.get(demo.url + "/").text)
             with pytest.raises(CarmeError, match="broker"):
                 visitor.start(START)
-    finally:
-        demo.run("head", "systemctl", "start", "carme-broker")
     wait_until("the broker answers", lambda: demo.carme("status", check=False).returncode == 0)
 
 
@@ -113,14 +111,13 @@ def test_who_is_added_after_slurms_start_is_known_though_its_database_started_la
     starts = f"systemctl stop slurmctld slurmdbd; {late} & systemctl start slurmctld; wait"
     demo.run("head", "sh", "-c", starts)
     added = ["user", "name=addedlater", "account=carme"]
-    try:
+    remove = f"sacctmgr --immediate delete {' '.join(added[:2])} || :"
+    with demo.undoing(("head", "sh", "-c", remove)):
         demo.run("head", "sacctmgr", "--immediate", "add", *added)
         wait_until(
             "slurmctld knows the account",
             lambda: "addedlater" in demo.run("head", "scontrol", "show", "assoc_mgr", "flags=users").stdout,
         )
-    finally:
-        demo.run("head", "sacctmgr", "--immediate", "delete", *added[:2], check=False)
 
 
 def test_carme_run_outside_of_a_job_refuses_nodes(demo: DemoSite) -> None:
@@ -162,13 +159,13 @@ def test_a_rank_that_fails_ends_the_run_on_all_nodes_with_its_traceback(demo: De
 
 
 def test_a_session_belongs_to_its_owner_alone(demo: DemoSite) -> None:
-    with demo.visitor("user1") as owner, demo.visitor("user2") as other:
+    with demo.visitor("user1") as owner, demo.visitor("user2") as visitor:
         name = owner.start(START | {"gpus_per_node": "0"})
         owner.wait(name, "ready", timeout=HANG)
         server = owner.open(name)
-        other.http.get(f"{demo.url}/jupyter/hub/home")
-        assert other.http.get(f"{server}api/contents").status_code == 403
-        assert other.http.get(f"{demo.url}/sessions/{name}/").status_code == 404
+        visitor.http.get(f"{demo.url}/jupyter/hub/home")
+        assert visitor.http.get(f"{server}api/contents").status_code == 403
+        assert visitor.http.get(f"{demo.url}/sessions/{name}/").status_code == 404
         job = demo.job_of(name)["id"]
         assert demo.carme("cancel", str(job), user="user2", check=False).returncode == 1
         assert demo.carme("logs", str(job), user="user2", check=False).returncode == 1

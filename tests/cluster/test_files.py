@@ -14,7 +14,7 @@ PART = 8 << 20
 def test_a_file_is_sent_and_fetched_and_nobody_elses_is(demo: DemoSite) -> None:
     data = os.urandom(9_000_000)
     name = f"sent {os.getpid()}.bin"
-    with demo.visitor("user1") as owner, demo.visitor("user2") as other:
+    with demo.visitor("user1") as owner, demo.visitor("user2") as visitor:
         field = owner.form(owner.fetch(f"{owner.url}files/"), "path").select_one("[name=csrfmiddlewaretoken]")
         assert isinstance(field, Tag)
         for folder in ("/home/user1", "/scratch"):
@@ -32,10 +32,10 @@ def test_a_file_is_sent_and_fetched_and_nobody_elses_is(demo: DemoSite) -> None:
             assert reported == f"user1 600 {len(data)}\n"
             fetched = owner.fetch(f"{owner.url}files/download/?path={quote(path)}")
             assert fetched.status_code == 200 and fetched.content == data
-            refused = other.fetch(f"{other.url}files/download/?path={quote(path)}")
+            refused = visitor.fetch(f"{visitor.url}files/download/?path={quote(path)}")
             assert refused.status_code == (403 if folder == "/scratch" else 422)
         link = "/home/user2/of-user1"
         demo.run("head", "ln", "-sfn", "/home/user1", link, user="user2")
-        stolen = other.fetch(f"{other.url}files/?path={link}")
+        stolen = visitor.fetch(f"{visitor.url}files/?path={link}")
         assert stolen.status_code == 403 and "You may not do that" in stolen.text
     demo.run("head", "rm", "-f", link, f"/home/user1/{name}", f"/scratch/{name}")

@@ -34,19 +34,17 @@ print(run.poll())
 @pytest.fixture
 def one_idle_minute(demo: DemoSite) -> Iterator[None]:
     """The policy of the partition, while the hub runs with it; warned as soon as that can be."""
-    saved = demo.run("head", "cat", CONFIGURATION).stdout
-    assert "[partitions." not in saved
-    with contextlib.ExitStack() as stack:
-
-        def configure(text: str) -> None:
-            demo.run("head", "tee", CONFIGURATION, data=text)
-            demo.run("head", "systemctl", "restart", "carme-hub")
-            demo.wait_for_hub()
-
-        stack.callback(configure, saved)
-        configure(f"{saved}\n[partitions.gpu]\nidle_minutes = 1\n")
+    assert "[partitions." not in demo.run("head", "cat", CONFIGURATION).stdout
+    restart = ("head", "systemctl", "restart", "carme-hub")
+    # Among the tables nothing but this one begins so, and it stands last.
+    with demo.undoing(("head", "sed", "-i", r"/^\[partitions\.gpu\]$/,$d", CONFIGURATION), restart):
+        added = "[partitions.gpu]\nidle_minutes = 1\n"
+        demo.run("head", "tee", "--append", CONFIGURATION, data=added)
+        demo.run(*restart)
+        demo.wait_for_hub()
         yield
         demo.end_all_jobs()
+    demo.wait_for_hub()
 
 
 @pytest.fixture
@@ -55,11 +53,11 @@ def gpus(demo: DemoSite, tmp_path: Path) -> Iterator[None]:
     library = simulated_gpus.build(tmp_path, shown=GPUS)
     with contextlib.ExitStack() as stack:
         for node in ("n1", "n2"):
-            stack.callback(demo.run, node, "sh", "-c", f"rm -rf {DRIVER} {LINKER}; ldconfig")
+            stack.enter_context(demo.undoing((node, "sh", "-c", f"rm -rf {DRIVER} {LINKER}; ldconfig")))
             simulated_gpus.put(demo, node, library, DRIVER)
             demo.run(node, "sh", "-c", f"echo {DRIVER} >{LINKER}; ldconfig")
         for user, share in (("user1", 0), ("user2", 70)):
-            stack.callback(demo.run, "head", "rm", "-f", f"/home/{user}/{GPUS}")
+            stack.enter_context(demo.undoing(("head", "rm", "-f", f"/home/{user}/{GPUS}")))
             shown = f"gpu uuid=GPU-0 minor=0 util={share}\n"
             demo.run("head", "tee", f"/home/{user}/{GPUS}", user=user, data=shown)
         yield

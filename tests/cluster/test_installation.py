@@ -35,7 +35,7 @@ def test_the_site_check_passes(
     assert done.returncode == 0, done.stdout[-4000:]
     assert verdict["ok"] is True
     assert all(check["ok"] for check in verdict["checks"])
-    # It let one user attack another: the suite that looks at each attack need not do so again.
+    # It ran the attacks of one user on another: the suite that checks each attack need not run them again.
     attacks = demo.run("head", "cat", "/var/log/carme/security.json").stdout
     assert json.loads(attacks)["ok"] is True
     if results := os.environ.get("CARME_RESULTS"):

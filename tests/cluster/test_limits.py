@@ -27,7 +27,7 @@ SESSION = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10",
 UPLOAD_GIB = int(os.environ.get("CARME_UPLOAD_GIB", "0"))
 IDLE_SECONDS = int(os.environ.get("CARME_IDLE_SECONDS", "0"))
 MESSAGE = 50_000_000
-PART = 1 << 20  # of an upload, as JupyterLab sends it
+PART = 1 << 20  # bytes of a part of an upload, as JupyterLab sends it
 ECHO = """
 import http.server, os, socketserver, threading
 class Echo(http.server.BaseHTTPRequestHandler):
@@ -116,7 +116,7 @@ def xsrf_header(visitor: Visitor, server: str) -> dict[str, str]:
 
 @pytest.mark.skipif(not UPLOAD_GIB, reason="Takes minutes: set CARME_UPLOAD_GIB=2.")
 @pytest.mark.timeout(0)
-def test_an_upload_of_gibibytes_by_jupyterlab(demo: DemoSite, opened: tuple[Visitor, str]) -> None:
+def test_jupyterlab_takes_an_upload_of_gibibytes(demo: DemoSite, opened: tuple[Visitor, str]) -> None:
     visitor, server = opened
     name, last = f"uploaded-{os.getpid()}.bin", UPLOAD_GIB * 1024
     rng, sent = random.Random(1), hashlib.sha256()

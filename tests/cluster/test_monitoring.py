@@ -111,7 +111,7 @@ def test_a_node_s_own_certificate_reads_nothing(demo: DemoSite) -> None:
 
 
 @pytest.mark.alone
-def test_the_cluster_as_a_whole(demo: DemoSite, job: int) -> None:
+def test_the_clusters_exporter_reports_queue_users_and_services(demo: DemoSite, job: int) -> None:
     services = ("broker", "portal", "hub")
 
     def held() -> Samples | None:

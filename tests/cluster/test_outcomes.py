@@ -35,9 +35,9 @@ SLEEP = ["sleep", "600"]
 @pytest.fixture(scope="module", autouse=True)
 def without_hub(demo: DemoSite) -> Iterator[None]:
     """The hub would end these sessions after a minute, for it knows no server of theirs."""
-    demo.run("head", "systemctl", "stop", "carme-hub")
-    yield
-    demo.run("head", "systemctl", "start", "carme-hub")
+    with demo.undoing(("head", "systemctl", "start", "carme-hub")):
+        demo.run("head", "systemctl", "stop", "carme-hub")
+        yield
     demo.wait_for_hub()
 
 
@@ -97,11 +97,9 @@ def waits(demo: DemoSite, job_id: int, words: str) -> str:
 @contextmanager
 def changed(demo: DemoSite, change: list[str], back: list[str]) -> Iterator[None]:
     """Something of the cluster that is otherwise for a while."""
-    demo.run("head", *change)
-    try:
+    with demo.undoing(("head", *back)):
+        demo.run("head", *change)
         yield
-    finally:
-        demo.run("head", *back)
 
 
 def test_a_server_that_dies_at_start_ends_with_the_last_lines_of_its_log(demo: DemoSite) -> None:
@@ -139,18 +137,19 @@ def test_a_node_that_fails_is_named(demo: DemoSite) -> None:
     with demo.slurm_settings(IMPATIENT):
         job_id = start(demo, "e5")
         node = running(demo, job_id).node_list
-        demo.run(node, "systemctl", "stop", "slurmd")
-        try:
+        resume = ("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        # The node may be up by itself: then there is nothing to resume.
+        with demo.undoing(
+            (node, "systemctl", "start", "slurmd"), ("head", "sh", "-c", f"{' '.join(resume)} || :")
+        ):
+            demo.run(node, "systemctl", "stop", "slurmd")
             over = ended(demo, "e5")  # once Slurm has given the node up
             assert over.ending is Ending.NODE_FAILURE
             assert f"Node {node} failed" in over.sentence
             assert "start it again" in over.sentence
-        finally:
-            demo.run(node, "systemctl", "start", "slurmd")
-            demo.run("head", "scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
-            wait_until(
-                "the node is back", lambda: "down" not in demo.run("head", "sinfo", "-hNo", "%N %t").stdout
-            )
+        wait_until(
+            "the node is back", lambda: "down" not in demo.run("head", "sinfo", "-hNo", "%N %t").stdout
+        )
 
 
 def test_root_who_cancels_is_an_administrator(demo: DemoSite) -> None:
@@ -246,23 +245,21 @@ def held_back(demo: DemoSite) -> Iterator[None]:
 
 
 def test_a_home_that_cannot_be_written_is_refused_and_ends_what_waited(demo: DemoSite) -> None:
-    with held_back(demo):
-        job_id = start(demo, "e9")
-        waits(demo, job_id, "partition is down")
-        demo.run("head", "chmod", "0500", "/home/user1")
-    try:
+    with demo.undoing(("head", "chmod", "0700", "/home/user1")):
+        with held_back(demo):
+            job_id = start(demo, "e9")
+            waits(demo, job_id, "partition is down")
+            demo.run("head", "chmod", "0500", "/home/user1")
         over = ended(demo, "e9", lambda ending: "log says" not in ending.sentence)
         assert over.ending is Ending.HOME_NOT_WRITABLE
         assert "home directory is not writable on node n" in over.sentence
         with pytest.raises(Refused, match=r"/home/user1: .*Check that your home directory"):
             start(demo, "e10")
-    finally:
-        demo.run("head", "chmod", "0700", "/home/user1")
 
 
 def test_a_home_that_is_not_there_is_refused(demo: DemoSite) -> None:
     with (
-        changed(demo, ["mv", "/home/user2", "/home/away"], ["mv", "/home/away", "/home/user2"]),
+        changed(demo, ["mv", "/home/user2", "/home/away"], ["mv", "-T", "/home/away", "/home/user2"]),
         pytest.raises(Refused, match="no home directory"),
     ):
         start(demo, "e11", user="user2")

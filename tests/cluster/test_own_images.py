@@ -1,4 +1,4 @@
-"""A user's own image: built by a job of theirs with a hostile definition, started in, changed, deleted."""
+"""A user's own image: built by the user's job with a hostile definition, started in, changed, deleted."""
 
 import json
 import os
@@ -98,12 +98,12 @@ def run_in(demo: DemoSite, visitor: Visitor, image: str, command: str) -> dict[s
 
 
 def test_an_image_of_ones_own_gives_no_rights_and_runs_only_as_it_was_built(demo: DemoSite) -> None:
-    with demo.visitor("user1") as owner, demo.visitor("user2") as other:
+    with demo.visitor("user1") as owner, demo.visitor("user2") as visitor:
         answer = form(owner, "images/build/", "text", name=NAME, kind="definition", text=definition())
         assert str(answer.url).endswith(PAGE), answer.text
         page = built(owner, PAGE)
         assert ">Ready<" in page and "jupyterlab" in page, page
-        assert other.fetch(f"{other.url}{PAGE}").status_code == 404
+        assert visitor.fetch(f"{visitor.url}{PAGE}").status_code == 404
         try:
             folder = "/home/user1/.local/share/carme/images"
             found = demo.run("head", "sh", "-c", f"stat -c '%U %a %n' {folder}/{NAME}-*.sif").stdout.split()

@@ -1,4 +1,4 @@
-"""A project from the portal to Slurm: who may run in it, how much at a time, and nobody who was taken out."""
+"""A project from the portal to Slurm: its members run jobs within its limits, removed members run none."""
 
 import os
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def send(visitor: Visitor, page: str, address: str, **values: str) -> None:
 
 
 def members(demo: DemoSite) -> set[str]:
-    """Whom Slurm lets run in the account."""
+    """The users who may run jobs in the account by Slurm's database."""
     where = ["where", f"account={ACCOUNT}", "format=user,maxsubmit"]
     reported = demo.run("head", "sacctmgr", "--noheader", "--parsable2", "show", "association", *where).stdout
     rows = [line.split("|") for line in reported.splitlines()]
@@ -40,7 +40,7 @@ def members_are(demo: DemoSite, *users: str) -> None:
 
 
 def submit(demo: DemoSite, user: str, *options: str) -> Any:
-    """Slurm's own sbatch, past all of Carme."""
+    """Submit with Slurm's own sbatch, without Carme."""
     words = ["sbatch", "--parsable", f"--account={ACCOUNT}", "--time=2", "--mem=100", *options]
     return demo.run("head", *words, "--output=/dev/null", "--wrap=sleep 100", user=user, check=False)
 
@@ -64,19 +64,19 @@ def no_project_left(demo: DemoSite) -> Iterator[None]:
 @pytest.mark.alone
 @pytest.mark.usefixtures("no_project_left")
 def test_slurm_enforces_what_the_portal_says_of_a_project(demo: DemoSite) -> None:
-    with demo.visitor("admin") as admin, demo.visitor("user1") as manager, demo.visitor("user2") as other:
+    with demo.visitor("admin") as admin, demo.visitor("user1") as manager, demo.visitor("user2") as member:
         send(admin, "projects/new/", "projects/new/", name=NAME, title="Cluster test", manager="user1")
         send(admin, f"{PAGE}limits/", f"{PAGE}limits/", gpus="1", jobs="1")
         members_are(demo, "user1")
         assert submit(demo, "user2").returncode != 0, "who is not a member runs nothing"
-        assert other.fetch(f"{other.url}{PAGE}").status_code == 404
+        assert member.fetch(f"{member.url}{PAGE}").status_code == 404
 
         send(manager, PAGE, PAGE, user="user2")
         assert members(demo) == {"user1"}, "nobody is a member who has not agreed"
-        shown = other.fetch(f"{other.url}projects/")
+        shown = member.fetch(f"{member.url}projects/")
         form = BeautifulSoup(shown.text, "html.parser").select_one('form[action^="/projects/invitations/"]')
         assert form is not None
-        other.send(shown, form, {"answer": "yes"})
+        member.send(shown, form, {"answer": "yes"})
         members_are(demo, "user1", "user2")
 
         # Two GPUs are more than the project may use at a time; one is not, but then it has one job already.
@@ -89,11 +89,11 @@ def test_slurm_enforces_what_the_portal_says_of_a_project(demo: DemoSite) -> Non
         send(manager, PAGE, f"{PAGE}members/user2/", do="remove")
         members_are(demo, "user1")
         assert submit(demo, "user2").returncode != 0, "who was taken out runs nothing"
-        assert other.fetch(f"{other.url}{PAGE}").status_code == 404
+        assert member.fetch(f"{member.url}{PAGE}").status_code == 404
 
 
 def wait_for_reason(demo: DemoSite, submitted: Any) -> str:
-    """Why Slurm has a job wait, or its message when it refused it."""
+    """Slurm's reason why a job waits, or its message if it refused the job."""
     if submitted.returncode:
         return submitted.stderr
     number = submitted.stdout.strip()

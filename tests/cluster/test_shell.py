@@ -13,7 +13,7 @@ from patience import HANG
 
 TOKEN = secrets.token_hex(16)
 
-# What a person at a terminal does: types into a pseudo-terminal in which `carme` runs.
+# Types into a pseudo-terminal in which `carme` runs, as a person at a terminal does.
 TYPE = r"""
 import os, pty, select, sys
 pid, terminal = pty.fork()
@@ -32,7 +32,7 @@ print(shown.decode())
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
-# Everything that crosses the first node's network until a file says that it is enough.
+# Records all traffic of the first node's network until a file ends it.
 CAPTURE = """
 import os, socket, sys, time
 heard = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
@@ -80,8 +80,8 @@ def a_terminal_in_a_session(demo: DemoSite, session: str) -> None:
     )
     image, first = inside.stdout.split()
     assert image == "base.sif"
-    other = demo.carme("session", "shell", "--node", "1", session, "--", "sh", "-c", "echo $SLURMD_NODENAME")
-    assert {first, other.stdout.strip()} == {"n1", "n2"}
+    second = demo.carme("session", "shell", "--node", "1", session, "--", "sh", "-c", "echo $SLURMD_NODENAME")
+    assert {first, second.stdout.strip()} == {"n1", "n2"}
     assert demo.carme("session", "shell", session, "--", "cat", data="piped\n").stdout == "piped\n"
 
 

@@ -1,4 +1,4 @@
-"""Data that is brought to jobs: before the start, from the node's own disk, kept, and out again."""
+"""Staging on the demo: data before the start of a job, on the node's own disk, cached, and results."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def lines(demo: DemoSite) -> Iterator[None]:
 
 
 def brought(demo: DemoSite) -> list[Job]:
-    """The jobs of user1 that brought data, or are at it; from the accounting, as Slurm soon forgets them."""
+    """The stage-in jobs of user1 by the accounting, as Slurm's queue soon drops them."""
     found = demo.carme_json("jobs", "--history")
     return [Job.model_validate(job) for job in found if job["name"].startswith("stage-")]
 
@@ -67,7 +67,7 @@ def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: De
         points, path, slope, offset, changed = json.loads(cell.output)
         assert points == 4000 and path.startswith(f"{CACHE}/users/") and changed == "Read-only file system"
         assert (slope, offset) == (3, 1)
-        # It went where its data was, and Slurm knows of the copy.
+        # It ran on the node with its data, and Slurm lists the copy as a feature.
         assert demo.job_of(name)["node_list"] == first.node_list
         node = ("scontrol", "-o", "show", "node", first.node_list)
         copy = re.compile(r"ActiveFeatures=\S*carme_[0-9]+_[0-9a-f]{24}")
@@ -91,7 +91,7 @@ def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: De
     wait_until("no job's folder is left", lambda: not demo.run(first.node_list, "ls", gone).stdout.strip())
 
 
-def test_a_copy_by_several_nodes(demo: DemoSite) -> None:
+def test_several_nodes_make_one_copy(demo: DemoSite) -> None:
     demo.run("head", "python3", "-c", MAKE.replace("/scratch/lines", "/scratch/many"))
     copied = "/home/user1/copied"
     try:
@@ -107,7 +107,7 @@ def test_a_copy_by_several_nodes(demo: DemoSite) -> None:
 
 @pytest.mark.usefixtures("lines")
 @pytest.mark.parametrize("image", [(), ("--image", "base")])
-def test_results_of_a_job_that_fails(demo: DemoSite, image: tuple[str, ...]) -> None:
+def test_results_of_a_job_that_fails_are_copied(demo: DemoSite, image: tuple[str, ...]) -> None:
     def submit(script: str) -> int:
         options = [
             "--json",

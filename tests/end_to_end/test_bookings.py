@@ -17,7 +17,7 @@ GRACE_MINUTES = 1
 
 @pytest.fixture
 def impatient(demo: DemoSite) -> Iterator[None]:
-    """Unused bookings are given back after a minute, not a quarter of an hour."""
+    """Release unused bookings after a minute instead of a quarter of an hour."""
     demo.run("head", "cp", "--preserve=all", TOML, f"{TOML}.kept")
     try:
         demo.run("head", "sed", "-i", f"/^\\[bookings\\]/a grace_minutes = {GRACE_MINUTES}", TOML)
@@ -73,13 +73,13 @@ def costs(page: Page) -> float:
 
 
 def again_until(page: Page, address: str, what: str, holds: Callable[[], bool], timeout: float) -> None:
-    """Open a page anew until something holds; pages of bookings show what was true when they were made."""
+    """Reload a page until a condition holds; pages of bookings show the state at their loading."""
 
-    def look() -> bool:
+    def reload() -> bool:
         page.goto(address)
         return holds()
 
-    wait_until(what, look, timeout)
+    wait_until(what, reload, timeout)
 
 
 def delete(page: Page, name: str) -> None:
@@ -88,7 +88,7 @@ def delete(page: Page, name: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_from_the_calendar_to_slurm_to_a_session_and_back(
+def test_a_booking_becomes_a_reservation_in_which_a_session_runs(
     page: Page, demo: DemoSite, keep: Callable[[str], None]
 ) -> None:
     log_in(page, demo)

@@ -224,14 +224,14 @@ def test_a_user_of_the_directory_signs_in_and_works(
     wait_until("it is over", lambda: not site.run("head", *queued, check=False).stdout.strip())
 
 
-def test_an_administrator_of_the_directory_is_one_here(page: Page, site: DemoSite) -> None:
+def test_an_administrator_of_the_directory_administers_the_portal(page: Page, site: DemoSite) -> None:
     sign_in(page, "dora", "pw of dora")
     expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
     page.goto("/admin/users/")
     expect(page.get_by_text("carol@example.org").first).to_be_visible()
 
 
-def test_who_comes_from_the_outside_provider_is_signed_in(
+def test_a_user_of_the_outside_provider_signs_in(
     page: Page, site: DemoSite, provider: Provider, keep: Callable[[str], None]
 ) -> None:
     provider.claims = {"sub": "u-7", "preferred_username": "carol"}

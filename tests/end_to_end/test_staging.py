@@ -27,7 +27,7 @@ FILES, EXTRA = 400, 3 << 30
 
 
 def archive(folder: Path) -> Path:
-    """What a user has on their computer."""
+    """Make an archive as a user has it on their computer."""
     chance = random.Random(1)
     path = folder / f"{NAME}.tar.gz"
     with tarfile.open(path, "w:gz") as packed:
@@ -87,7 +87,7 @@ def add_by_upload(page: Page, demo: DemoSite, keep: Callable[[str], None], archi
     expect(page.locator("tr", has_text=NAME)).to_contain_text("CC0")
     keep("staging-2-the-catalogue")
 
-    # A version never changes: what makes copying last is a second one, with random bytes beside.
+    # A version never changes: a second one, with random bytes, makes copying take long.
     extra = f"head -c {EXTRA} /dev/urandom >/home/user1/{NAME}/bytes"
     demo.run("head", "sh", "-c", extra, user="user1", timeout=2 * HANG)
     demo.carme("datasets", "add", NAME, f"/home/user1/{NAME}", timeout=2 * HANG)
@@ -106,7 +106,7 @@ def stop_and_wait_for_results(page: Page, demo: DemoSite, session: str) -> None:
     print(f"results were out after {time.monotonic() - begun:.0f} s")
 
 
-def test_from_an_upload_to_results_and_the_cache(
+def test_an_uploaded_dataset_is_staged_and_cached_and_results_come_back(
     page: Page, demo: DemoSite, keep: Callable[[str], None], tmp_path: Path
 ) -> None:
     log_in(page, demo)
@@ -158,9 +158,9 @@ def test_a_booking_finds_its_data_when_it_begins(demo: DemoSite) -> None:
 
             def brought() -> Job | None:
                 """The job that brings its data, when it is over."""
-                for one in map(Job.model_validate, demo.carme_json("jobs", "--history")):
-                    if one.name.startswith(f"stage-{name.removeprefix('carme-')}-") and one.is_over:
-                        return one
+                for job in map(Job.model_validate, demo.carme_json("jobs", "--history")):
+                    if job.name.startswith(f"stage-{name.removeprefix('carme-')}-") and job.is_over:
+                        return job
                 return None
 
             job = wait_until("its data is there", brought, timeout=2 * HANG)
@@ -168,7 +168,7 @@ def test_a_booking_finds_its_data_when_it_begins(demo: DemoSite) -> None:
             assert int(demo.run("head", "date", "+%s").stdout) < begins
             session = wait_until("its session is there", lambda: session_of(owner, name), timeout=2 * HANG)
             owner.wait(session, "ready", timeout=HANG)
-            (running,) = [one for one in demo.carme_json("jobs") if one["name"] == f"session-{session}"]
+            (running,) = [each for each in demo.carme_json("jobs") if each["name"] == f"session-{session}"]
             assert running["node_list"] == job.node_list
             assert f"{NAME}: it was there already" in demo.carme("logs", str(running["id"])).stdout
         finally:

@@ -1,4 +1,4 @@
-"""One batch: sessions in every phase, one fault, and how long it takes until all agree on each again."""
+"""One batch: sessions in every phase, one fault, and the time until all views show the same state again."""
 
 import contextlib
 import secrets
@@ -15,14 +15,14 @@ from faults.plan import NODE, PHASES, Fault
 from faults.views import View, Views
 from patience import HANG
 
-USER, OTHER = "user1", "user2"
-#: Seconds for which all must have agreed.
+USER, BLOCKING_USER = "user1", "user2"
+#: Seconds for which all views must have shown the same state.
 STEADY = 2.0
 
 
 @dataclass
 class Result:
-    """What became of one session: seconds from the fault until all agreed, the state, and what is wrong."""
+    """The result of one session: seconds from the fault until all views agreed, the state, and problems."""
 
     seconds: float | None = None
     state: str = ""
@@ -46,13 +46,13 @@ class Batch:
         self._secret = secrets.token_hex(4)
 
     def prepare(self) -> None:
-        """Bring each session into its phase, the fleeting ones last."""
-        # Somebody else has the other node for so long that shorter sessions may start before the queued one.
+        """Bring each session into its phase, the short phases last."""
+        # Another user's job holds the other node so long that shorter sessions start before the queued one.
         self.site.run(
             *("head", "sbatch", "--nodelist=n2", "--gres=gpu:4", "--cpus-per-task=8", "--mem=16000"),
             *("--time=120", "--job-name=blocker", "--output=/dev/null", "--chdir=/tmp"),
             "--wrap=exec sleep 7200",
-            user=OTHER,
+            user=BLOCKING_USER,
         )
         self._await_slurm("blocker", "RUNNING")
         visitor = self.views.visitor
@@ -69,8 +69,8 @@ class Batch:
         self._await_slurm(f"session-{self.names['starting']}", "RUNNING")
         visitor.stop(self.names["stopping"])
 
-    def suffer(self, fault: Fault) -> None:
-        """Let it happen, and watch until all agree on a state that is right for each session."""
+    def run_fault(self, fault: Fault) -> None:
+        """Start the fault, and wait until all views show a correct state of each session."""
         begin = time.monotonic()
         fault.begin(self.site)
         repaired = False
@@ -118,7 +118,7 @@ class Batch:
             result.problems.append(f"its kernel lost its state: {cell.output} {cell.error}")
 
     def finish(self) -> None:
-        """Stop what is left through the portal; nothing of any session may stay anywhere."""
+        """Stop the remaining sessions through the portal; nothing of them may be left."""
         after = self.results["after"]
         begin = time.monotonic()
         for name, view in self.views.observe(list(self.names.values())).items():
@@ -143,7 +143,7 @@ class Batch:
         if orphans := self.views.servers():
             after.problems.append(f"servers are left in the hub: {sorted(orphans)}")
         self.site.end_all_jobs()
-        # A node that was cut off hears of it only after it has registered again.
+        # A node that was cut off gets this only after it has registered again.
         end = time.monotonic() + 60
         while (found := self._processes()) and time.monotonic() < end:
             time.sleep(1)
@@ -152,11 +152,11 @@ class Batch:
             after.problems.append(f"processes are left on {NODE}: {found}")
 
     def _processes(self) -> str:
-        """What still runs as the sessions' owner on their node."""
+        """Processes of the sessions' owner that still run on their node."""
         return self.site.run(NODE, "pgrep", "--list-full", "--euid", USER, check=False).stdout.strip()
 
     def _check_accounting(self, phase: str, name: str) -> None:
-        """One submission, and a recorded end."""
+        """Check that the accounting has one submission and an end."""
         output = self.site.run(
             *("head", "sacct", "--allocations", "--duplicates", "--noheader", "--parsable2"),
             *(f"--name=session-{name}", f"--user={USER}", "--starttime=now-2hours"),
@@ -170,7 +170,7 @@ class Batch:
         problems += [f"accounting has no end of its job: {job}" for job in jobs if job[2] == "Unknown"]
 
     def close(self) -> None:
-        """Let go of what is open here."""
+        """Close kernels and views."""
         with contextlib.suppress(httpx.HTTPError):  # the kernel went with its server
             self._open.close()
         self.views.close()

@@ -28,7 +28,7 @@ def fault(request: pytest.FixtureRequest, demo: DemoSite) -> Iterator[Batch]:
         heal(demo)
         batch.prepare()
         try:
-            batch.suffer(FAULTS[request.param])
+            batch.run_fault(FAULTS[request.param])
             batch.finish()
         finally:
             request.config.stash.setdefault(RESULTS, {})[request.param] = batch.results
@@ -54,7 +54,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def table(results: dict[str, dict[str, Result]]) -> list[str]:
-    """Fault by phase: seconds and the state that all agree on; `!` where something is wrong."""
+    """Fault by phase: seconds and the state that all views show; `!` where something is wrong."""
 
     def cell(result: Result) -> str:
         message = "-" if result.seconds is None else f"{result.seconds:.1f} {result.state}".strip()

@@ -1,4 +1,4 @@
-"""Runs on the head: for each line of standard input, one look at a user's sessions by all but the portal.
+"""Runs on the head: for each line of standard input it reads a user's sessions in all views but the portal.
 
 A line of JSON comes back: `slurm` (state of each session's job in the queue), `broker` (its state and
 sentence), `hub` (what is pending, or `ready`); a view that cannot be had is null.
@@ -50,7 +50,7 @@ def sample(*views: Callable[[], Any]) -> list[Any]:
     for view in views:
         try:
             found.append(view())
-        except Exception:  # whatever keeps a view from us is what the faults are about
+        except Exception:  # any failure of a view is a subject of these tests
             found.append(None)
     return found
 

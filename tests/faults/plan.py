@@ -8,12 +8,12 @@ from carme.sessions import SessionState
 from demo_site import DemoSite, wait_until
 from patience import HANG
 
-#: What a session was doing when the fault came.
+#: The phases in which faults hit sessions.
 PHASES = ("queued", "starting", "running", "stopping")
 #: The node that all sessions of a batch run on, and that the faults of nodes hit.
 NODE = "n1"
 
-#: Our own services, in the order in which they are started.
+#: Carme's own services, in the order in which they are started.
 PARTS = ("broker", "proxy", "hub", "portal", "sync", "worker", "beat")
 
 READY, QUEUED, ENDED = SessionState.READY, SessionState.QUEUED, SessionState.ENDED
@@ -58,7 +58,7 @@ def _podman(site: DemoSite, *arguments: str) -> None:
 
 
 def frozen(seconds: float, outcome: dict[str, set[SessionState]]) -> Fault:
-    """The compute node stands still."""
+    """Pause the compute node."""
     return Fault(
         lambda site: _podman(site, "pause", site.podman.container(NODE)),
         lambda site: _podman(site, "unpause", site.podman.container(NODE)),
@@ -69,12 +69,12 @@ def frozen(seconds: float, outcome: dict[str, set[SessionState]]) -> Fault:
 
 
 def kill(site: DemoSite, node: str) -> None:
-    """Let a host go down as if its power had failed."""
+    """Stop a host as if its power had failed."""
     _podman(site, "kill", site.podman.container(node))
 
 
 def boot(site: DemoSite, node: str) -> None:
-    """Let it start again, and return when it has."""
+    """Start a host, and return when it runs."""
     _podman(site, "start", site.podman.container(node))
 
     def booted() -> bool:

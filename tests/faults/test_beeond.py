@@ -41,7 +41,7 @@ def hook(name: str) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def site(demo: DemoSite) -> Iterator[DemoSite]:
-    """The demo as a site that has BeeOND."""
+    """The demo, configured as a site with BeeOND."""
     stand_in = Path(ROOT / "tests/simulated_beeond.sh").read_text()
     for host in HOSTS:
         demo.run(host, "cp", "--preserve=all", TOML, f"{TOML}.kept")
@@ -88,7 +88,7 @@ def over(demo: DemoSite, job_id: int) -> Job:
 
 
 def left(demo: DemoSite, node: str) -> str:
-    """What there is of any instance on a node."""
+    """Files, mounts and processes of any instance on a node."""
     places = f"{MOUNTS} {CACHE}/beeond /run/carme-beeond"
     return demo.run(node, "sh", "-c", f"ls -A {places} | grep '^[0-9]'; pgrep -a -x sleep; true").stdout
 
@@ -122,7 +122,7 @@ def test_a_job_whose_file_system_cannot_be_started_says_so(site: DemoSite) -> No
         site.run(node, "rm", "/run/beeond-fails")
 
 
-def test_a_node_that_goes_down_under_it(site: DemoSite) -> None:
+def test_nothing_of_its_file_system_is_left_after_its_node_went_down(site: DemoSite) -> None:
     job_id = submit(site, "echo $CARME_BEEOND; exec sleep 300")
     wait_until("the job runs", lambda: MOUNTS in site.carme("logs", str(job_id), check=False).stdout)
     known = map(Job.model_validate, site.carme_json("jobs"))

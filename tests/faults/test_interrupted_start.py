@@ -31,7 +31,7 @@ def test_the_session_becomes_ready_and_has_one_job(demo: DemoSite, unit: str, la
         visitor.wait(name, "ready", timeout=HANG)
         words = ["sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--user=user1"]
         words += [f"--name=session-{name}", "--format=JobIDRaw"]
-        # Accounting hears of jobs some time after they have begun.
+        # The accounting gets jobs some time after they have begun.
         listed = wait_until("accounting has the job", lambda: demo.run("head", *words).stdout.split())
         assert len(listed) == 1
         visitor.stop(name)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(DEPLOYMENT + 3 * HANG)  # the suite's own limit
 
 @pytest.mark.parametrize("stopped", ["carme-broker", "slurmctld", "mariadb"])
 def test_the_next_start_repairs_what_a_killed_stop_leaves(demo: DemoSite, stopped: str) -> None:
-    """`stopped`: the service of the head whose end is the moment of the kill."""
+    """The stop is killed at the end of the service `stopped` of the head."""
     stopping = subprocess.Popen([ROOT / "demo", "down"], start_new_session=True)
     try:
         wait_until(f"{stopped} has stopped", lambda: _state(demo, stopped) != "active")

@@ -9,8 +9,8 @@ START = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "
 def test_a_session_whose_node_does_not_answer_is_out_of_reach_until_it_is_back(demo: DemoSite) -> None:
     """Slurm gives the demo's nodes up within seconds; here it waits longer, as it does on a real site."""
 
-    def look_at_nodes(node_answers: bool) -> None:
-        """Wait until Slurm knows how the node stands; any new job then makes the broker look at nodes too."""
+    def refresh_nodes(node_answers: bool) -> None:
+        """Wait until Slurm knows the node's state; any new job then makes the broker read nodes, too."""
         listing = ("sinfo", "--noheader", f"--nodes={node}", "--format=%T")
         wait_until(
             f"Slurm says how {node} stands",
@@ -28,7 +28,7 @@ def test_a_session_whose_node_does_not_answer_is_out_of_reach_until_it_is_back(d
             container = demo.podman.container(node)
             demo.podman.run("pause", container, timeout=HANG)
             try:
-                look_at_nodes(node_answers=False)
+                refresh_nodes(node_answers=False)
                 page = visitor.wait(name, "lost", timeout=HANG)
                 assert page.label == "Out of reach"
                 assert (
@@ -42,7 +42,7 @@ def test_a_session_whose_node_does_not_answer_is_out_of_reach_until_it_is_back(d
                 assert running.strip() == "RUNNING"
             finally:
                 demo.podman.run("unpause", container, timeout=HANG)
-            look_at_nodes(node_answers=True)
+            refresh_nodes(node_answers=True)
             visitor.wait(name, "ready", timeout=HANG)
             kernel.connect()
             assert kernel.run("print(kept)", timeout=HANG).output.strip() == "42"

@@ -16,6 +16,6 @@ from faults.plan import FAULTS, PHASES
 
 @pytest.mark.parametrize("phase", [*PHASES, "after"])
 @pytest.mark.parametrize("fault", FAULTS, indirect=True, scope="module")
-def test_all_agree_again(fault: Batch, phase: str) -> None:
+def test_all_views_agree_after_a_fault(fault: Batch, phase: str) -> None:
     result: Result = fault.results[phase]
     assert not result.problems

@@ -1,4 +1,4 @@
-"""What goes wrong while data is brought to jobs and their results are taken out: nodes, and room."""
+"""Faults while data is staged to jobs and results are copied back: lost nodes and full file systems."""
 
 import json
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def source(demo: DemoSite) -> str:
     return demo.run("head", "sh", "-c", DIGEST.format(SOURCE), timeout=2 * HANG).stdout
 
 
-def test_results_on_a_node_that_went_down(demo: DemoSite) -> None:
+def test_results_on_a_node_that_went_down_are_copied_when_it_is_back(demo: DemoSite) -> None:
     script = "echo half >$CARME_RESULTS/state; exec sleep 300"
     options = ["--json", "--time", "5m", "--results", TO]
     job_id = json.loads(demo.carme("submit", *options, "--", "sh", "-c", script).stdout)["job_id"]
@@ -77,8 +77,8 @@ def test_results_on_a_node_that_went_down(demo: DemoSite) -> None:
     wait_until("nothing is left on the node", lambda: not demo.run(node, "ls", JOBS).stdout.strip())
 
 
-def test_results_of_a_job_that_reaches_its_time_limit(demo: DemoSite) -> None:
-    """Its data lies on the scratch that all nodes share."""
+def test_results_of_a_job_that_reaches_its_time_limit_are_copied(demo: DemoSite) -> None:
+    """The job's data is on the scratch that all nodes share."""
     demo.run("head", "sh", "-c", f"mkdir -p {SOURCE} && seq 100 >{SOURCE}/numbers")
     script = (
         "cp $CARME_DATA/staging-faults/numbers $CARME_RESULTS/state; "
@@ -93,7 +93,7 @@ def test_results_of_a_job_that_reaches_its_time_limit(demo: DemoSite) -> None:
     assert demo.run("head", "cat", f"{TO}/state").stdout == "".join(f"{number}\n" for number in range(1, 101))
 
 
-def test_a_node_that_is_killed_while_data_comes(demo: DemoSite, source: str) -> None:
+def test_a_job_whose_node_is_killed_during_the_copy_starts_on_another(demo: DemoSite, source: str) -> None:
     job_id = _submit(demo, "--stage", SOURCE, "--", "sh", "-c", DIGEST.format("$CARME_DATA/staging-faults"))
 
     def half() -> str | None:
@@ -116,20 +116,20 @@ def test_a_node_that_is_killed_while_data_comes(demo: DemoSite, source: str) -> 
     assert " AvailableFeatures=carme_" not in demo.run("head", "scontrol", "-o", "show", "node", node).stdout
     assert not demo.run(node, "ls", JOBS).stdout.strip()
 
-    other = "n2" if node == "n1" else "n1"
-    demo.run("head", "scontrol", "update", f"NodeName={other}", "State=DRAIN", "Reason=test")
+    other_node = "n2" if node == "n1" else "n1"
+    demo.run("head", "scontrol", "update", f"NodeName={other_node}", "State=DRAIN", "Reason=test")
     try:
         again = _submit(
             demo, "--stage", SOURCE, "--", "sh", "-c", DIGEST.format("$CARME_DATA/staging-faults")
         )
         wait_until("the next job is over", lambda: not _active(demo, again), timeout=HANG)
     finally:
-        demo.run("head", "scontrol", "update", f"NodeName={other}", "State=RESUME")
-    # It went on with what had been there, and that is what was copied, byte by byte.
+        demo.run("head", "scontrol", "update", f"NodeName={other_node}", "State=RESUME")
+    # It resumed the copy, whose bytes are those of the source.
     assert source in demo.carme("logs", str(again)).stdout
 
 
-def test_data_that_does_not_fit(demo: DemoSite, source: str) -> None:
+def test_data_that_does_not_fit_ends_the_job_with_the_reason(demo: DemoSite, source: str) -> None:
     """Copies may take one file system's worth: here 16 MiB, as a real file system without more room."""
     assert source
     for node in ("n1", "n2"):
@@ -147,8 +147,8 @@ def test_data_that_does_not_fit(demo: DemoSite, source: str) -> None:
             _large(demo, node)
 
 
-def test_results_that_do_not_fit(demo: DemoSite) -> None:
-    """Where they are to go is really too small: they stay, and come when there is room."""
+def test_results_that_do_not_fit_stay_until_there_is_space(demo: DemoSite) -> None:
+    """The target is really too small: the results stay, and are copied when there is space."""
     demo.run("head", "install", "-d", "-o", "user1", TO)
     nodes = ("n1", "n2")
     for node in nodes:

@@ -1,4 +1,4 @@
-"""What everybody says about a session, and whether it is the same."""
+"""All views of a session, and whether they show the same state."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ OBSERVER = "/run/carme-fault-observer.py"
 
 @dataclass(frozen=True)
 class View:
-    """One session as each sees it; None: not to be had just now, "": not there."""
+    """One session in each view; None: the view is unavailable, "": it has no such session."""
 
     slurm: str | None
     broker: str | None
@@ -39,7 +39,7 @@ class View:
 
     @property
     def state(self) -> SessionState | None:
-        """The state on which all agree, None if they do not."""
+        """The state that all views show; None if they differ."""
         if self.portal is None or self.portal != self.broker or None in (self.slurm, self.hub):
             return None
         state = SessionState(self.portal)
@@ -53,7 +53,7 @@ class View:
 
 
 class Views:
-    """All views of one user's sessions, whatever of the site is down."""
+    """All views of one user's sessions; works while parts of the site are down."""
 
     def __init__(self, site: DemoSite, user: str) -> None:
         self._site = site
@@ -62,7 +62,7 @@ class Views:
         self._observer: subprocess.Popen[str] | None = None
 
     def close(self) -> None:
-        """Let go of the browser and of the program on the head."""
+        """Close the browser and the program on the head."""
         if self._visitor:
             self._visitor.http.close()
             self._visitor = None
@@ -81,7 +81,7 @@ class Views:
         return self._visitor
 
     def observe(self, names: list[str]) -> dict[str, View]:
-        """What everybody says now about the sessions."""
+        """All views of the sessions now."""
         message = self._observe()
         slurm, broker, hub = (message.get(who) for who in ("slurm", "broker", "hub"))
         views = {}
@@ -108,7 +108,7 @@ class Views:
         try:
             return self.visitor.session(name).state
         except (CarmeError, httpx.HTTPError):
-            # The portal is down, or it has forgotten who we are.
+            # The portal is down, or its login of this user has ended.
             with contextlib.suppress(CarmeError, httpx.HTTPError):
                 if self._visitor:
                     self._visitor.login(self._user, self._site.passwords[self._user])

@@ -49,13 +49,13 @@ def test_the_graph_has_the_times_of_kernels():
     x = torch.randn(4096, size, device="cuda")
     graph = trace(model, x)
     assert graph.device == torch.cuda.get_device_name(0)
-    large = max(graph.operators, key=lambda one: one.timings[-1].forward_ms)
+    large = max(graph.operators, key=lambda operator: operator.timings[-1].forward_ms)
     expected = kernels_ms(lambda: torch.nn.functional.linear(x, model[0].weight, model[0].bias))
     assert 0.7 * expected < large.timings[-1].forward_ms < 1.5 * expected + 0.1
     # Gradients of the weights alone: the model's input needs none.
     assert large.timings[-1].backward_ms > 0.5 * expected
     assert large.timings[-1].samples == 4096
-    rest = sum(one.timings[-1].forward_ms for one in graph.operators) - large.timings[-1].forward_ms
+    rest = sum(operator.timings[-1].forward_ms for operator in graph.operators) - large.timings[-1].forward_ms
     assert rest < expected
 
 

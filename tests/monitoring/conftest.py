@@ -63,6 +63,6 @@ def _restart(demo: DemoSite) -> None:
 
 @pytest.fixture(autouse=True)
 def no_job_left(demo: DemoSite) -> Iterator[None]:
-    """Each test leaves the cluster as it found it, also when it failed."""
+    """Restore the state of the cluster after each test, even if it failed."""
     yield
     demo.end_all_jobs()

@@ -53,12 +53,12 @@ def submit(machine: Machine, user: str, script: str, *options: str) -> int:
     return int(reported.strip())
 
 
-def test_it_is_version_two_alone(machine: Machine) -> None:
+def test_the_machine_has_cgroup_version_two_alone(machine: Machine) -> None:
     assert machine.run("stat", "--file-system", "--format=%T", "/sys/fs/cgroup").strip() == "cgroup2fs"
     assert "cgroup.controllers" in machine.run("ls", "/sys/fs/cgroup").split()
 
 
-def test_jobs_of_two_users_side_by_side(machine: Machine) -> None:
+def test_jobs_of_two_users_are_measured_separately(machine: Machine) -> None:
     moves = submit(machine, "alice", READS_AND_WRITES, "--mem=200", "--account=physics")
     works = submit(machine, "bob", MANY_THREADS, "--mem=300")
 
@@ -97,7 +97,7 @@ def test_jobs_of_two_users_side_by_side(machine: Machine) -> None:
     machine.until("their series vanish", lambda: not machine.values(moves) and not machine.values(works))
 
 
-def test_a_step_that_is_ended_for_want_of_memory(machine: Machine) -> None:
+def test_a_step_that_is_killed_for_lack_of_memory_is_counted(machine: Machine) -> None:
     job_id = submit(machine, "alice", TOO_MUCH, "--mem=100")
     values = machine.until(
         "the kill is reported",
@@ -141,8 +141,8 @@ def test_nothing_is_left_of_jobs_that_have_ended(machine: Machine) -> None:
     assert not [name for name, labels in machine.scrape() if "jobid" in dict(labels)]
 
 
-def test_the_rest_of_the_network_gets_no_answer(machine: Machine) -> None:
-    """The unit's own fence: only readers that the site names."""
+def test_only_named_readers_reach_the_exporter(machine: Machine) -> None:
+    """The firewall of the unit: only readers that the site names."""
     done = machine.run(
         "python3", "-c",
         "import socket\n"

@@ -16,7 +16,9 @@ SCRIPT = (
     "cd $HOME && dd if=/dev/zero of=io-test bs=1M count=64 conv=fsync && "
     "srun -n1 sh -c 'dd if=io-test of=/dev/null bs=1M iflag=direct; rm io-test; exec sleep 1000'"
 )
-PATIENCE = 2 * HANG  # the reader looks twice a minute, Prometheus after it, and the portal's page after that
+PATIENCE = (
+    2 * HANG
+)  # the reader polls twice a minute, then Prometheus scrapes, then the portal's page is renewed
 
 
 @pytest.fixture
@@ -30,9 +32,7 @@ def job(demo: DemoSite) -> Iterator[int]:
     demo.run("head", "scancel", done.stdout.strip())
 
 
-def test_what_a_job_reads_and_writes_is_reported_wherever_its_owner_looks(
-    page: Page, demo: DemoSite, job: int
-) -> None:
+def test_io_of_a_job_is_reported_in_every_view_of_its_owner(page: Page, demo: DemoSite, job: int) -> None:
     def moved(name: str, **labels: str) -> float:
         return max(
             scrape_node(demo, "n1").values(f"carme_{name}_bytes_total", jobid=str(job), **labels), default=0
@@ -55,8 +55,8 @@ def test_what_a_job_reads_and_writes_is_reported_wherever_its_owner_looks(
     expect(page.locator("#use")).to_contain_text("MiB read from disks, ", timeout=PATIENCE * 1000)
 
 
-def test_what_reads_it_can_do_nothing_else(demo: DemoSite) -> None:
-    """Where control groups are of version 1 alone."""
+def test_the_reader_of_io_has_no_other_rights(demo: DemoSite) -> None:
+    """The reader runs only where control groups are of version 1."""
     show = ("systemctl", "show", "--property=MainPID", "--value", "carme-io-reader")
     pid = demo.run("n1", *show).stdout.strip()
     if pid == "0":

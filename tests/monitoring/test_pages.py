@@ -11,7 +11,7 @@ from patience import HANG
 
 from .conftest import Gpus
 
-#: Less is too little to say what to change.
+#: Shorter runs get no advice.
 PATIENCE = 2 * HANG * 1000
 CURVES = ("GPU utilization", "GPU memory", "Processors", "Memory")
 
@@ -51,7 +51,7 @@ def test_jupyterlab_and_the_job_s_page_show_curves_and_advice(
     page.locator("#use").scroll_into_view_if_needed()
     keep("use-on-the-job-s-page")
 
-    # Without Prometheus both say so, and show nothing that they do not know; then it comes back.
+    # Without Prometheus both say so and show no figures; then it returns.
     demo.run("head", "systemctl", "stop", "prometheus")
     try:
         page.reload()
@@ -66,6 +66,6 @@ def test_jupyterlab_and_the_job_s_page_show_curves_and_advice(
     page.reload()
     expect_use(page.locator("#use"))
 
-    # Nobody else sees it.
-    with demo.visitor("user2") as other:
-        assert other.fetch(f"{other.url}jobs/{job}/use/").status_code == 404
+    # No other user sees it.
+    with demo.visitor("user2") as visitor:
+        assert visitor.fetch(f"{visitor.url}jobs/{job}/use/").status_code == 404

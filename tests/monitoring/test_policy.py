@@ -61,7 +61,7 @@ def idle(demo: DemoSite, user: str) -> int:
 
 
 def notices(demo: DemoSite, user: str, job: int) -> list[str]:
-    """What the user's own page says of a job, the newest first."""
+    """The notices about a job on the user's page, the newest first."""
     with demo.visitor(user) as visitor:
         page = visitor.fetch(f"{visitor.url}profile/").text
     links = BeautifulSoup(page, "html.parser").select(f'main a[href="/jobs/{job}/"]')

@@ -18,7 +18,7 @@ LONG_ENOUGH = 150  # seconds: shorter jobs get no advice
 
 
 def ask(demo: DemoSite, query: str) -> list[dict[str, Any]]:
-    """What Prometheus answers to a query now."""
+    """The value of a query to Prometheus now."""
     address = f"https://127.0.0.1:9090/api/v1/query?query={quote(query)}"
     return json.loads(demo.run("head", *READER, address).stdout)["data"]["result"]
 
@@ -97,13 +97,13 @@ def idle_job(demo: DemoSite, gpus: Gpus) -> Callable[[], int]:
     return run
 
 
-def test_a_job_s_report_from_metrics_and_from_the_accounting(
+def test_a_report_is_the_same_from_metrics_and_from_the_accounting(
     demo: DemoSite, idle_job: Callable[[], int]
 ) -> None:
     job = idle_job()
     query = f'count(carme_job_gpu_utilization_ratio{{jobid="{job}",user="user1"}})'
     wait_until("Prometheus knows the job's GPUs", lambda: value(demo, query) == 2)
-    # Slurm forgets a job seconds after its end, so that nobody may look away until then.
+    # Slurm drops a job seconds after its end, so this polls until then.
     wait_until("the job is over", lambda: demo.job_state(job) == "COMPLETED", timeout=LONG_ENOUGH + 120)
 
     report = demo.carme_json("report", str(job))

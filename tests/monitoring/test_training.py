@@ -38,7 +38,7 @@ def empty(visitor: Visitor, where: str, boards: list[str], values: dict[str, str
 
 
 def every_board_is_filled(demo: DemoSite, job: int) -> None:
-    """Every panel of every board has something to show, to whom it is for."""
+    """Check that each panel of each board has data for its readers."""
     later = ("sbatch", "--begin=now+1hour", "--time=1", "--output=/dev/null", "--wrap=true")
     demo.run("head", *later, user="user2")
     of_job: dict[str, Any] = {"jobid": str(job), "node": "n1", "user": "user1", "account": "carme"}
@@ -69,11 +69,11 @@ def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
     done = demo.carme("submit", *options, "--name", "monitored", "--", "carme-run", "-n", "4", script)
     job = json.loads(done.stdout)["job_id"]
 
-    whose = f'{{jobid="{job}",user="user1"}}'
-    query = f"count(carme_training_loss{whose})"
+    labels = f'{{jobid="{job}",user="user1"}}'
+    query = f"count(carme_training_loss{labels})"
     wait_until("four ranks report their progress", lambda: value(demo, query) == 4, timeout=HANG)
-    assert value(demo, f"count(count by (node) (carme_training_ranks{whose}))") == 2
-    assert value(demo, f"max(carme_training_ranks{whose})") == 4
+    assert value(demo, f"count(count by (node) (carme_training_ranks{labels}))") == 2
+    assert value(demo, f"max(carme_training_ranks{labels})") == 4
 
     every_board_is_filled(demo, job)
     wait_until("the run is over", lambda: demo.job_state(job) == "COMPLETED", timeout=2 * HANG)

@@ -25,7 +25,7 @@ def send(visitor: Visitor, page: str, form: str = "", **values: str) -> None:
 
 
 def jobs(visitor: Visitor, where: str) -> set[int] | None:
-    """The numbers of jobs whose series somebody gets; None: refused."""
+    """The numbers of the jobs whose series a user gets; None: refused."""
     answer = visitor.fetch(f"{visitor.url}metrics/{where}/api/v1/query?query={QUERY}")
     if answer.status_code == 403:
         return None
@@ -65,13 +65,13 @@ def test_each_sees_what_is_theirs(demo: DemoSite, project: str) -> None:
     everything = {of_member, private, of_manager}
     with demo.visitor("admin") as admin, demo.visitor("user1") as manager, demo.visitor("user2") as member:
         wait_until("all jobs have been seen", lambda: everything <= (jobs(admin, "all") or set()))
-        for user, where, theirs in (
+        for user, where, visible in (
             (member, "mine", {of_member, private}),
             (manager, "mine", {of_manager}),
             (manager, f"account/{project}", {of_member}),
             (admin, f"account/{project}", {of_member}),
         ):
-            assert everything & (jobs(user, where) or set()) == theirs
+            assert everything & (jobs(user, where) or set()) == visible
         assert jobs(member, f"account/{project}") is None
         for user in (manager, member):
             assert jobs(user, "all") is None and jobs(user, "account/carme") is None

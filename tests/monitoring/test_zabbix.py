@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def no_job_left() -> None:
-    """Nothing: these tests leave the demo cluster alone, unlike the others of this folder."""
+    """Do nothing: these tests do not use the demo cluster, unlike the others of this folder."""
 
 
 class Gpus:
@@ -190,7 +190,7 @@ def test_a_server_that_was_away_goes_on_and_invents_nothing(server: Zabbix, node
     server.stop_server()
     away = time.time()
     gpus.show("util=90", "util=0 lost=1")
-    time.sleep(15)  # three values that nobody asks for
+    time.sleep(15)  # three values that no item requests
     back = time.time()
     server.start_server()
 

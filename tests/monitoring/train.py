@@ -1,4 +1,4 @@
-"""Three minutes of training whose loader takes longer than the rest; for test_training.py."""
+"""Three minutes of training with a loader that takes longer than the rest; for test_training.py."""
 
 import os
 import time

@@ -20,7 +20,7 @@ NAMES = {f"{attack.area}: {attack.name}": attack for attack in ATTACKS}
 
 @pytest.fixture(scope="session")
 def report() -> dict[str, Any]:
-    """All attacks, made once: by the site's own check, where it ran before in the same run of the suites."""
+    """The report of all attacks: of the site's own check if it ran earlier in this run of the suites."""
     file = Path(os.environ.get("CARME_RESULTS", "")) / "attacks.json"
     found = json.loads(file.read_text() if file.is_file() else attacked(DemoSite()))
     REPORT.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def attacked(demo: DemoSite) -> str:
         demo.end_all_jobs()
     print(done.stderr)
     if done.returncode not in (0, 1):
-        # Once is enough: no test of this file can say more.
+        # The run ends: without a report no test of this file can pass.
         pytest.exit(f"The attacks could not be made: {done.stderr[-5000:]}", returncode=1)
     return done.stdout
 
@@ -61,6 +61,6 @@ def test_attack_is_stopped(report: dict[str, Any], name: str) -> None:
     assert attack["ok"], f"The same does not work for a user who may do it: {attack['control']}"
 
 
-def test_both_were_on_the_same_node(report: dict[str, Any]) -> None:
+def test_both_users_were_on_the_same_node(report: dict[str, Any]) -> None:
     assert report["fixture"]["node"] in ("n1", "n2")
     assert len(report["fixture"]["victims_gpus"]) == 1

@@ -1,4 +1,4 @@
-"""Suites that another process of `./test` runs meanwhile; their results come into the same folder."""
+"""Suites that another process of `./test` runs meanwhile; their results are in the same folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Beside", "Role", "give_way"]
 
 #: Seconds that they have to end what they have started; each of that has ten.
 LAST_SECONDS = 30
-#: Says to a process what part it has.
+#: The variable that names the part of a process.
 VARIABLE = "CARME_BESIDE"
 
 
@@ -75,7 +75,7 @@ class Beside:
         self._printed.unlink()
 
     def request_end(self) -> None:
-        """Let them end with all that they have started, where nobody waits for them any more."""
+        """Request their end, with all that they have started, if they are no longer needed."""
         if self._process is not None:
             request_end_of_group(self._process)
 
@@ -87,7 +87,7 @@ class Beside:
 
 
 def give_way() -> None:
-    """Leave the processors to the cluster's tests; somewhat, as these tests have limits, too."""
+    """Lower the priority below the cluster's tests; only a little, as these tests have limits, too."""
     os.setpriority(os.PRIO_PROCESS, 0, max(5, os.getpriority(os.PRIO_PROCESS, 0)))
     # sched(7): where the kernel groups processes by session.
     with contextlib.suppress(OSError):

@@ -32,7 +32,7 @@ def sanitized(output: Output, native: Path, sanitizers: str) -> int:
 
 
 def fuzzed(output: Output, native: Path) -> int:
-    """Send the core what a peer may send, for CARME_FUZZ_SECONDS; the exit code.
+    """Send the core frames of a peer for CARME_FUZZ_SECONDS; return the exit code.
 
     The corpus that it finds is used the next time.
 

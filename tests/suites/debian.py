@@ -69,7 +69,7 @@ def require(program: str, title: str, *packages: str) -> None:
 
 
 def prepare_unit() -> None:
-    """What unit tests use; tests of what cannot be had are left out, and a message says so."""
+    """Prepare programs for unit tests; tests of missing ones are left out, and a message says so."""
     prepare_programs()
     prepare_prometheus()
     prepare_nginx()
@@ -82,7 +82,7 @@ def prepare_unit() -> None:
 
 
 def prepare_programs() -> bool:
-    """What tests need that a small system lacks; whether it is there."""
+    """Prepare programs that tests need and a small system lacks; return whether they are there."""
     packages = [package for program, package in PROGRAMS.items() if not shutil.which(program)]
     names = " ".join(packages)
     return not packages or _installed(f"Tests that need {names} will fail or be left out.", *packages)
@@ -164,7 +164,7 @@ def prepare_web_servers() -> None:
 
 
 def prepare_node_exporter() -> None:
-    """node_exporter, with which ours is compared."""
+    """node_exporter, with which Carme's exporter is compared."""
     if not _programs("prometheus-node-exporter", "bin", "prometheus-node-exporter"):
         report(
             "node_exporter cannot be had and is left out. "

@@ -37,7 +37,7 @@ class DemoHosts:
         self._printed = Path()
 
     def begin(self) -> None:
-        """Let them come up meanwhile, where a suite needs them; what they print is shown when one does."""
+        """Start them in the background if a suite needs them; `bring_up` shows their output."""
         if not self._are_needed:
             return
         show_stage("The demo's hosts come up meanwhile")
@@ -73,7 +73,7 @@ class DemoHosts:
         return code
 
     def request_end(self) -> None:
-        """Let what brings them up end, where nobody waits for it any more."""
+        """Request the end of the command that starts them, if it is no longer needed."""
         if self._process is not None:
             request_end_of_group(self._process)
 

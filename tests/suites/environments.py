@@ -46,8 +46,8 @@ def _contents(files: Iterable[Path]) -> bytes:
     return b"".join(file.read_bytes() for file in files)
 
 
-def _made(folder: Path, title: str, fill: Callable[[], bool]) -> bool:
-    """Fill a folder of the cache, unless it is complete; whether it is then."""
+def _fill_once(folder: Path, title: str, fill: Callable[[], bool]) -> bool:
+    """Fill a folder of the cache unless it is complete; return whether it is complete afterwards."""
     mark = folder / "complete"
     if not mark.exists():
         show_stage(title)
@@ -86,10 +86,10 @@ def prepare_tests() -> Path:
     python = folder / "bin/python"
 
     def fill() -> bool:
-        made = call(sys.executable, "-m", "venv", folder) == 0
-        return made and call(python, "tests/install_requirements.py") == 0
+        is_created = call(sys.executable, "-m", "venv", folder) == 0
+        return is_created and call(python, "tests/install_requirements.py") == 0
 
-    _must(_made(folder, f"Installing what the tests need into {folder}", fill), "The tests' environment")
+    _must(_fill_once(folder, f"Installing what the tests need into {folder}", fill), "The tests' environment")
     return python
 
 
@@ -108,10 +108,12 @@ def prepare_native(tests: Path) -> Path:
     python = folder / "bin/python"
 
     def fill() -> bool:
-        made = call(tests, "-m", "venv", folder) == 0
-        return made and _pip(python, "--requirement", requirements, "./containers/runtime")
+        is_created = call(tests, "-m", "venv", folder) == 0
+        return is_created and _pip(python, "--requirement", requirements, "./containers/runtime")
 
-    _must(_made(folder, f"Building the native core into {folder}", fill), "The native core's environment")
+    _must(
+        _fill_once(folder, f"Building the native core into {folder}", fill), "The native core's environment"
+    )
     _prepare_mxnet(folder)
     return folder
 
@@ -138,13 +140,13 @@ def _prepare_mxnet(native: Path) -> None:
         return
 
     def fill() -> bool:
-        made = call(native / "bin/python", "-m", "venv", folder) == 0
-        if not made or not _pip(folder / "bin/python", "mxnet==1.9.1", "numpy==1.23.5"):
+        is_created = call(native / "bin/python", "-m", "venv", folder) == 0
+        if not is_created or not _pip(folder / "bin/python", "mxnet==1.9.1", "numpy==1.23.5"):
             return False
         (folder / "lib/python3.11/site-packages/carme_runtime").symlink_to(packages / "carme_runtime")
         return True
 
-    _must(_made(folder, f"Installing MXNet into {folder}", fill), "The environment of MXNet")
+    _must(_fill_once(folder, f"Installing MXNet into {folder}", fill), "The environment of MXNet")
 
 
 def prepare_horovod(native: Path) -> None:
@@ -164,7 +166,7 @@ def prepare_horovod(native: Path) -> None:
         report("Horovod is missing; its tests are left out. Install libopenmpi-dev and cmake to run them.")
         return
     build = ROOT / "containers/images/horovod/build-wheel"
-    if not _made(wheels, f"Building Horovod into {wheels}", lambda: call(build, python, wheels) == 0):
+    if not _fill_once(wheels, f"Building Horovod into {wheels}", lambda: call(build, python, wheels) == 0):
         report("Horovod could not be built; its tests are left out.")
         return
     _must(_pip(python, "--force-reinstall", *wheels.glob("horovod-*.whl")), "The environment of Horovod")
@@ -183,7 +185,7 @@ def prepare_models(tests: Path) -> Path:
     def fill() -> bool:
         return _pip(tests, "--no-deps", "--target", folder, "--requirement", requirements)
 
-    _must(_made(folder, f"Fetching packages with models into {folder}", fill), "The folder of models")
+    _must(_fill_once(folder, f"Fetching packages with models into {folder}", fill), "The folder of models")
     return folder
 
 
@@ -209,7 +211,7 @@ def prepare_petri(tests: Path) -> Path:
         )
         return False
 
-    _made(folder, f"Installing what Petri nets are compared with into {folder}", fill)
+    _fill_once(folder, f"Installing what Petri nets are compared with into {folder}", fill)
     return python
 
 

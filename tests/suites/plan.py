@@ -137,7 +137,7 @@ class Plan:
                 suites[suite]()
 
     def request_end(self) -> None:
-        """Let what runs beside end, where nobody waits for it any more."""
+        """Request the end of what runs beside, if it is no longer needed."""
         self._beside.request_end()
         self._second.request_end()
 

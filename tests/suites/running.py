@@ -120,7 +120,7 @@ def call(
 
 
 def _report_to(message: str, output: int | None) -> None:
-    """A line of ours on a command's output; None: on standard error."""
+    """Write a line to a command's output; None: to standard error."""
     if output is None:
         report(message)
     else:
@@ -135,7 +135,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def request_end_of_group(process: subprocess.Popen[bytes]) -> None:
-    """Let a process that leads a group end with all of that group; nobody has waited for its end yet."""
+    """Request the end of a process and its group, which it leads; its parent has not waited for it yet."""
     if process.returncode is None:  # so the number is still that of its group
         os.killpg(process.pid, signal.SIGTERM)
 
@@ -191,7 +191,7 @@ class Output:
         return call(*command, environment=environment, folder=folder, limit=limit, output=output, quiet=quiet)
 
     def report(self, message: str) -> None:
-        """A line of ours here; on standard error, where this is a terminal."""
+        """Write a line to this output; to standard error if the output is a terminal."""
         _report_to(message, self._writing)
 
     def write(self, text: bytes) -> None:
@@ -200,7 +200,7 @@ class Output:
 
 
 def _copy(reading: int, saved: io.FileIO) -> None:
-    """Show what comes, and save it; where nobody looks any more, only save it."""
+    """Show the output and save it; if its reader has gone, only save it."""
     is_shown = True
     with saved, os.fdopen(reading, "rb", buffering=0) as source:
         while part := source.read(1 << 16):

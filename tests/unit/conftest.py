@@ -36,7 +36,7 @@ _before = pytest.StashKey[dict[str, Any]]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Search for no garbage while modules and tests are loaded, and never again among them.
+    """Collect no garbage while modules and tests are loaded, and never again among them.
 
     They stay until the end, and that search took a third of the time in which they are loaded.
     """
@@ -50,7 +50,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Note what the test and its fixtures find."""
+    """Note the state that the test and its fixtures find."""
     item.stash[_before] = _shared(item)
     return (yield)
 
@@ -93,11 +93,11 @@ def _shared(item: pytest.Item) -> dict[str, Any]:
 
 @functools.cache
 def _modules_of(module: types.ModuleType) -> tuple[types.ModuleType, ...]:
-    """The module, and those of ours that it has something from."""
+    """The module, and the modules of Carme that it imports from."""
     names = {getattr(value, "__module__", None) for value in vars(module).values()}
     imported = {value.__name__ for value in vars(module).values() if isinstance(value, types.ModuleType)}
-    ours = {name for name in names | imported if isinstance(name, str) and name.startswith("carme")}
-    return module, *(sys.modules[name] for name in sorted(ours) if name in sys.modules)
+    own_modules = {name for name in names | imported if isinstance(name, str) and name.startswith("carme")}
+    return module, *(sys.modules[name] for name in sorted(own_modules) if name in sys.modules)
 
 
 def _is_table(name: str, value: object) -> bool:

@@ -74,9 +74,9 @@ def imported(file: Path) -> list[str]:
     found: list[str] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found += [one.name for one in node.names]
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found += [node.module or "", *(f"{node.module}.{one.name}" for one in node.names)]
+            found += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
     return found
 
 

@@ -78,7 +78,7 @@ def test_a_host_that_goes_down_and_comes_up_again(run: Run, tmp_path: Path) -> N
 
 
 def test_a_paused_host_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the words of what brings programs there; what was meant for it does not run when it goes on."""
+    """With podman's message; the program for the paused host does not run when the host resumes."""
     monkeypatch.setattr(host_programs, "ANSWER", 0.1)
     paused = tmp_path / "paused"
     inside = f'[ -e {paused} ] && {{ echo paused >&2; exit 125; }}; exec "$@"'
@@ -99,7 +99,7 @@ def test_a_paused_host_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_podman_reports_why_a_host_is_down() -> None:
-    """In the words of what brings programs there."""
+    """With podman's message."""
     down = HostPrograms(lambda host, words: ["sh", "-c", f"echo {host} is down >&2; exit 125"], ENVIRONMENT)
     done = down.run("n1", ["true"], data=None, check=False, timeout=HANG)
     assert (done.returncode, done.stderr) == (125, "n1 is down\n")

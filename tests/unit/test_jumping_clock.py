@@ -71,7 +71,7 @@ def test_a_margin_of_minutes_holds(tmp_path: Path) -> None:
         ("0:0:0", "2026-11-29 00:00:00"),
     ],
 )
-def test_the_next_such_moment(named: str, expected: str) -> None:
+def test_the_next_moment_with_these_digits_is_found(named: str, expected: str) -> None:
     now = datetime(2026, 11, 28, 10, 21, 40, tzinfo=UTC).timestamp()
     assert f"{datetime.fromtimestamp(next_moment(now, named), UTC):%Y-%m-%d %H:%M:%S}" == expected
 

@@ -97,6 +97,23 @@ def test_of_a_folder_that_has_some_of_the_words_the_rest_is_refused(
     assert found.startswith("tests/native/a.py:2: 'made'")
 
 
+def test_words_that_a_folder_or_file_still_has_are_refused_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_names, "STILL", {"tests/old": ("made",), "tests/a.py": ("one",)})
+    for file in ("tests/a.py", "tests/old/a.py", "tests/older.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("made = one = 1\n")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(check_names, "ROOT", tmp_path)
+    found = [place.rpartition(". Write")[0] for place in check_names.found_variables()]
+    assert sorted(found) == [
+        "tests/a.py:1: 'made'", "tests/old/a.py:1: 'one'", "tests/older.py:1: 'made'",
+        "tests/older.py:1: 'one'",
+    ]  # fmt: skip
+
+
 def test_what_may_stay_is_there() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=check_names.ROOT, check=True, capture_output=True, text=True

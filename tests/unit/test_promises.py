@@ -42,7 +42,7 @@ PAGES = sorted(
 )
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-#: Names in code and options of other programs, which ours never mention.
+#: Names in code, and options of other programs, that programs of Carme never mention.
 OF_OTHERS = {
     *("--failed", "--no-package-lock", "--no-verify", "--parallel", "--pty"),
     *("ACCELERATE_MIXED_PRECISION", "BASE_URL", "CAP_LINUX_IMMUTABLE", "DS_BUILD_SHM_COMM"),
@@ -211,14 +211,14 @@ def known_parser(program: str) -> argparse.ArgumentParser:
 
 def is_command(words: list[str]) -> bool:
     """Whether a program has these commands and options."""
-    program, *others = words
+    program, *arguments = words
     if program == "./test":
-        return is_test(others)
+        return is_test(arguments)
     if program == "carme-run":
-        return has_options(known_parser(program), others)
+        return has_options(known_parser(program), arguments)
     if program == "carme-portal":
-        return is_portal_command(others)
-    return understands(known_parser(program), others)
+        return is_portal_command(arguments)
+    return understands(known_parser(program), arguments)
 
 
 def is_portal_command(words: list[str]) -> bool:
@@ -247,8 +247,8 @@ def declared_options(file: Path, shared: list[Path]) -> set[str]:
     called = {node.id for node in ast.walk(command) if isinstance(node, ast.Name)}
     functions = [
         node
-        for other in shared
-        for node in ast.parse(other.read_text()).body
+        for module in shared
+        for node in ast.parse(module.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name in called
     ]
     base = ast.parse(Path(django.core.management.base.__file__).read_text())
@@ -308,7 +308,7 @@ def has_options(parser: argparse.ArgumentParser, words: list[str]) -> bool:
 
 def is_choice(action: argparse.Action, word: str) -> bool:
     """Whether an option may have this value: any where it has no choices; capitals stand for one."""
-    return not action.choices or word.isupper() or not word or word in {str(one) for one in action.choices}
+    return not action.choices or word.isupper() or not word or word in map(str, action.choices)
 
 
 def names_of(span: str) -> set[str]:

@@ -12,7 +12,7 @@ from patience import HANG
 from real_postgresql import is_installed, temporary_postgresql
 
 PROGRAM = Path(__file__).parents[1] / "real_postgresql.py"
-#: Says where the server is, and waits.
+#: Prints the server's address, and waits.
 COMMAND = ["sh", "-c", "echo $CARME_TEST_DATABASE; read line"]
 pytestmark = pytest.mark.skipif(not is_installed(), reason="PostgreSQL is not installed")
 
@@ -60,12 +60,12 @@ def test_a_program_that_is_terminated_leaves_neither_server_nor_files(running: R
 
 
 def test_what_a_killed_one_leaves_is_removed_by_the_next(running: Running) -> None:
-    with temporary_postgresql("other") as other:
+    with temporary_postgresql("other"):
         pass
     assert running.folder.exists() and lives(running.server), "of one that runs nothing is removed"
     running.end(signal.SIGKILL)
     assert running.folder.exists() and lives(running.server)
-    with temporary_postgresql("other") as other:
+    with temporary_postgresql("other") as address:
         assert not running.folder.exists() and not lives(running.server)
-        command = ["psql", "--no-psqlrc", "-qAt", other, "-c", "SHOW max_wal_size"]
+        command = ["psql", "--no-psqlrc", "-qAt", address, "-c", "SHOW max_wal_size"]
         assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "96MB\n"

@@ -29,7 +29,7 @@ def git(root: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What a release reads of the tree, committed."""
+    """A committed tree with the files that a release reads."""
     root = tmp_path / "tree"
     for name in (*(f"{part}/pyproject.toml" for part in RELEASE["PARTS"]), *RELEASE["MODULES"]):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def test_wheels_of_all_parts_are_built(tree: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(subprocess, "run", note)
     assert run(tree, "--wheels-only", str(tmp_path / "out")) == 0
     assert [word for word in ran[0] if word.startswith(str(tree))] == [
-        str(tree / one) for one in RELEASE["PARTS"]
+        str(tree / part) for part in RELEASE["PARTS"]
     ]
 
 

@@ -36,7 +36,7 @@ def test_left_out():
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """What pytest itself prints and writes of these tests."""
+    """Run pytest on these tests; return its output, and its report."""
     top = tmp_path_factory.mktemp("some")
     (top / "tests").mkdir()
     (top / "tests/test_some.py").write_text(TESTS)
@@ -54,7 +54,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, outputs: tuple[str, str]) -> Path:
-    """What three suites left: one of pytest and one without tests that failed, and one that is well."""
+    """Results of three suites: a failed one of pytest, a failed one without tests, and a passed one."""
     (tmp_path / "unit--some.txt").write_text(outputs[0])
     (tmp_path / "unit--some.xml").write_text(outputs[1])
     (tmp_path / "lint.txt").write_text("".join(f"line {number}\n" for number in range(60)))
@@ -108,7 +108,7 @@ def test_a_suite_that_was_killed_is_reported_as_well(folder: Path) -> None:
     assert "It ended with exit code 1" in "\n".join(results.failures(results.read(folder)))
 
 
-def test_of_very_many_failures_the_rest_are_only_named() -> None:
+def test_further_failures_are_only_named() -> None:
     cases = [results.Case(f"t.py::test_{number}", 0.1, "failed", f"text {number}") for number in range(25)]
     reported = list(results.failures([results.Suite("unit", 1, 1, cases)]))
     assert "text 19" in reported and "text 20" not in reported and "t.py::test_24" in reported

@@ -14,7 +14,7 @@ from patience import HANG
 
 ROOT = Path(__file__).resolve().parents[2]
 HOOK: dict[str, Any] = runpy.run_path(str(ROOT / "docs/site_pages.py"))
-#: What a browser fetches by itself: scripts, styles, pictures, fonts; links that a reader follows are not.
+#: Files that a browser fetches automatically: scripts, styles, pictures, fonts; links are not.
 FETCHED = re.compile(
     r"""<(?:script|img|iframe)\b[^>]*\bsrc="([^"]+)"|<link\b[^>]*\bhref="([^"]+)"|url\(([^)]+)\)"""
 )

@@ -11,7 +11,7 @@ import pytest
 from patience import HANG
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# They do to the table of swap files what the kernel does, and a signal may come in the midst of it.
+# They change the table of swap files as the kernel does; a signal may come in between.
 COMMANDS = {
     "mkswap": "",
     "swapon": 'echo "$1 file 100 0 -2" >> "$SWAPS"',

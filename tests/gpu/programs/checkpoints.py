@@ -16,13 +16,13 @@ dist.init_process_group("carme")
 torch.manual_seed(0)
 
 
-def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = torch.nn.Sequential(torch.nn.Linear(33, 777), torch.nn.BatchNorm1d(777), torch.nn.Linear(777, 1))
     model = model.cuda()
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-model, optimizer = made()
+model, optimizer = build()
 checkpoints = Checkpoints(sys.argv[1])
 for _ in range(3):
     model(torch.ones(8, 33, device="cuda") * torch.arange(8, device="cuda")[:, None]).sum().backward()
@@ -34,7 +34,7 @@ with torch.no_grad():  # what is written meanwhile is that of the call
     for parameter in model.parameters():
         parameter.zero_()
 saving.wait()
-model, optimizer = made()
+model, optimizer = build()
 assert checkpoints.resume(model=model, optimizer=optimizer) == {"step": 3}
 for name, value in model.state_dict().items():
     assert value.is_cuda and torch.equal(value, expected[name]), name

@@ -91,11 +91,11 @@ def gathers() -> None:
 def scatters() -> None:
     def of(device: str) -> list[torch.Tensor]:
         source = random(device, size * 4)
-        mine = torch.empty(4, device=device)
-        dist.reduce_scatter_tensor(mine, source)
+        scattered = torch.empty(4, device=device)
+        dist.reduce_scatter_tensor(scattered, source)
         received = torch.empty(size * 4, device=device)
         dist.all_to_all_single(received, source)
-        return [mine, received]
+        return [scattered, received]
 
     both(of)
 
@@ -195,16 +195,16 @@ def nothing_is_read_before_the_stream_has_made_it() -> None:
 @check
 def the_waiting_stream_sees_the_result() -> None:
     """Begun on one stream, waited for on another."""
-    begun, other = torch.cuda.Stream(), torch.cuda.Stream()
+    begun, waiting = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(begun):
         tensor = torch.full((3 * MIB,), 0.0, device="cuda")
         long_kernel()
         tensor.fill_(rank + 1)
         work: Any = dist.all_reduce(tensor, async_op=True)
-    with torch.cuda.stream(other):
+    with torch.cuda.stream(waiting):
         work.wait()
         doubled = tensor * 2
-    other.synchronize()
+    waiting.synchronize()
     assert bool((doubled == size * (size + 1)).all())
 
 
@@ -288,8 +288,8 @@ def data() -> torch.Tensor:
     return torch.randn(20, 16 * size, 64, device="cuda")
 
 
-def same(ours: torch.nn.Module, theirs: torch.nn.Module, loose: float = 1.0) -> None:
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+def same(model: torch.nn.Module, reference: torch.nn.Module, loose: float = 1.0) -> None:
+    for a, b in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4 * loose, atol=1e-5 * loose)
 
 
@@ -317,14 +317,14 @@ def fully_sharded() -> None:
         optimizer.zero_grad()
         model(batch[rank * 16 : (rank + 1) * 16]).square().mean().backward()
         optimizer.step()
-    for ours, theirs in zip(model.parameters(), trained_alone(data()).parameters(), strict=True):
-        whole: Any = ours
-        torch.testing.assert_close(whole.full_tensor(), theirs, rtol=1e-4, atol=1e-5)
+    for parameter, expected in zip(model.parameters(), trained_alone(data()).parameters(), strict=True):
+        whole: Any = parameter
+        torch.testing.assert_close(whole.full_tensor(), expected, rtol=1e-4, atol=1e-5)
 
 
 failed = check.run(*sys.argv[1:])
 group: Any = dist.distributed_c10d._get_default_group()
-way = "NCCL" if group._nccl is not None else "host memory"
-print(f"DONE rank {rank} of {size}, over {way}", flush=True)
+transport = "NCCL" if group._nccl is not None else "host memory"
+print(f"DONE rank {rank} of {size}, over {transport}", flush=True)
 dist.destroy_process_group()
 os._exit(min(failed, 1))

@@ -31,8 +31,8 @@ model = compiled(tnt.Model(build()))
 found = model.fit(x, y, batch_size=10, epochs=3, shuffle=False, verbose=0).history
 for name, values in expected.items():
     np.testing.assert_allclose(found[name], values, rtol=1e-3, err_msg=name)
-for ours, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+for weight, expected_weight in zip(model.get_weights(), alone.get_weights(), strict=True):
+    np.testing.assert_allclose(weight, expected_weight, rtol=1e-3, atol=1e-4)
 np.testing.assert_allclose(model.evaluate(x, y, verbose=0), alone.evaluate(x, y, verbose=0), rtol=1e-3)
 assert alone.weights[0].value.is_cuda
 print("PASSED keras", flush=True)

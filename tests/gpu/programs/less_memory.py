@@ -206,10 +206,11 @@ def a_block_that_was_used_while_it_was_copied_keeps_its_content() -> None:
     store.acquire([block], [], 0)
     store.release([block])
     assert store.leave_ahead(block.size, 0, 0) == block.size and block.state is State.ABSENT
-    other = torch.full((64 * MIB,), -1, dtype=torch.int32, device="cuda")  # takes the memory that is free now
+    # It takes the memory that is free now.
+    filler = torch.full((64 * MIB,), -1, dtype=torch.int32, device="cuda")
     store.acquire([block], [], 0)
     assert torch.equal(numbers.cpu(), torch.arange(64 * MIB, dtype=torch.int32))
-    assert int(other[0]) == -1
+    assert int(filler[0]) == -1
     store.release([block])
     store.close()
 

@@ -48,7 +48,7 @@ def batches(*shape: int, dtype: torch.dtype = torch.float32, count: int = STEPS)
     return [torch.randn(SHARE * size, *shape, generator=generator).to("cuda", dtype) for _ in range(count)]
 
 
-def mine(batch: torch.Tensor) -> torch.Tensor:
+def own_share(batch: torch.Tensor) -> torch.Tensor:
     return batch[rank * SHARE : (rank + 1) * SHARE]
 
 
@@ -87,13 +87,17 @@ def compare(
             for parameter in model.parameters():
                 parameter.add_(rank)  # rank 0's are given to all
     model, optimizer = parallelize(model, optimizer, bucket_mb=0.1, clip_norm=clip, **options)
-    train(model, optimizer, data, mine, accumulate)
+    train(model, optimizer, data, own_share, accumulate)
     alone = build()
     train(alone, make(alone), data, lambda batch: batch, accumulate, clip, passes=accumulate)
-    for (name, ours), theirs in zip(model.state_dict().items(), alone.state_dict().values(), strict=True):
-        assert ours.is_cuda
+    for (name, value), expected in zip(model.state_dict().items(), alone.state_dict().values(), strict=True):
+        assert value.is_cuda
         torch.testing.assert_close(
-            ours, theirs, rtol=1e-4 * loose, atol=1e-5 * loose, msg=lambda text, name=name: f"{name}: {text}"
+            value,
+            expected,
+            rtol=1e-4 * loose,
+            atol=1e-5 * loose,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
 
 
@@ -156,11 +160,11 @@ def state_of_a_divided_optimizer_is_that_of_one_process() -> None:
         return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
 
     states, model, alone = [], dense(), dense()
-    optimizer, other = make(model), make(alone)
+    optimizer, reference_optimizer = make(model), make(alone)
     parallelize(model, optimizer, shard_optimizer=True)
-    train(model, optimizer, batches(32), mine)
-    train(alone, other, batches(32), lambda batch: batch)
-    states = [optimizer.state_dict()["state"], other.state_dict()["state"]]
+    train(model, optimizer, batches(32), own_share)
+    train(alone, reference_optimizer, batches(32), lambda batch: batch)
+    states = [optimizer.state_dict()["state"], reference_optimizer.state_dict()["state"]]
     for index, entries in states[1].items():
         for key, value in entries.items():
             torch.testing.assert_close(states[0][index][key], value, rtol=1e-3, atol=1e-5)
@@ -179,8 +183,11 @@ def mixed_precision() -> None:
     optimizer = optimizer_of(model)
     parallelize(model, optimizer)
     alone = dense()
-    other = optimizer_of(alone)
-    for trained, stepped, share in ((model, optimizer, mine), (alone, other, lambda batch: batch)):
+    reference_optimizer = optimizer_of(alone)
+    for trained, stepped, share in (
+        (model, optimizer, own_share),
+        (alone, reference_optimizer, lambda batch: batch),
+    ):
         scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
         for batch in batches(32):
             stepped.zero_grad()
@@ -190,8 +197,8 @@ def mixed_precision() -> None:
             scaler.unscale_(stepped)
             scaler.step(stepped)
             scaler.update()
-    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+    for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-2, atol=1e-2)
 
 
 @check
@@ -199,10 +206,10 @@ def compiled() -> None:
     model, alone = dense(), dense()
     optimizer = optimizer_of(model)
     parallelize(model, optimizer)
-    train(torch.compile(model), optimizer, batches(32), mine)
+    train(torch.compile(model), optimizer, batches(32), own_share)
     train(alone, optimizer_of(alone), batches(32), lambda batch: batch)
-    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-3, atol=1e-4)
 
 
 @check
@@ -215,11 +222,11 @@ def on_a_stream_of_its_own() -> None:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)
-        train(model, optimizer, data, mine)
+        train(model, optimizer, data, own_share)
     stream.synchronize()
     train(alone, optimizer_of(alone), data, lambda batch: batch)
-    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-5)
 
 
 @check
@@ -229,8 +236,8 @@ def a_step_in_a_cuda_graph_is_right_or_refused() -> None:
     optimizer = optimizer_of(model)
     parallelize(model, optimizer)
     data = batches(32)
-    train(model, optimizer, data[:3], mine)  # the warm-up, on a stream of its own in real scripts
-    inputs = mine(data[3]).clone()
+    train(model, optimizer, data[:3], own_share)  # the warm-up, on a stream of its own in real scripts
+    inputs = own_share(data[3]).clone()
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -241,12 +248,12 @@ def a_step_in_a_cuda_graph_is_right_or_refused() -> None:
         assert "CUDA graph" in str(error), error
         return
     for batch in data[3:]:
-        inputs.copy_(mine(batch))
+        inputs.copy_(own_share(batch))
         graph.replay()
     torch.cuda.synchronize()
     train(alone, optimizer_of(alone), data, lambda batch: batch)
-    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-5)
 
 
 failed = check.run(*sys.argv[1:])

@@ -20,7 +20,7 @@ ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 
 Playbook = Callable[..., subprocess.CompletedProcess[str]]
 
-#: What setup would find of a host; it takes longer than the tasks of most roles.
+#: Facts that setup would gather of a host; that takes longer than the tasks of most roles.
 FACTS = {"default_ipv4": {"address": "10.1.0.5"}, "all_ipv4_addresses": ["10.1.0.5"]}
 #: What a check of the role carme has refused, where a rescue comes after it.
 REFUSALS = "ansible_failed_result.results | map(attribute='msg', default='') | select | list"
@@ -100,14 +100,14 @@ class Playbooks:
         )
 
     def _kill(self) -> None:
-        """End it with the run that hangs, whose answer nobody waits for any more."""
+        """End the server together with a run that hangs."""
         if self._server:
             os.killpg(self._server.pid, signal.SIGKILL)
             self._server.wait()
             self._server = None
 
     def end(self) -> None:
-        """Let it end."""
+        """End the server."""
         if self._server:
             assert self._server.stdin
             self._server.stdin.close()

@@ -23,9 +23,9 @@ from ansible.plugins.strategy import linear  # noqa: F401
 
 def main() -> None:
     """Run what the input says, until it ends."""
-    # What a run prints by mistake before its own output is there is no answer.
+    # What a run prints by mistake before its own output exists must not count as the answer.
     answers = os.dup(1)
-    # A run is short, and so are the processes that it forks: none of them looks for garbage.
+    # A run is short, and so are the processes that it forks: none of them collects garbage.
     gc.disable()
     for line in sys.stdin:
         run = json.loads(line)
@@ -40,7 +40,7 @@ def main() -> None:
 def _run(
     arguments: list[str], environment: dict[str, str], folder: str, output: str, errors: str
 ) -> NoReturn:
-    """Be `ansible-playbook`, up to its end."""
+    """Run as `ansible-playbook` up to its end."""
     code: Any = 1
     try:
         for name, number in ((os.devnull, 0), (output, 1), (errors, 2)):

@@ -47,10 +47,10 @@ class Site:
     folder: Path
     port: int
 
-    async def look_after(self, *arguments: str, umask: int = 0o022) -> tuple[int, str, str]:
-        """What the program that the timer starts says: its code, its output and its errors.
+    async def run_renewal(self, *arguments: str, umask: int = 0o022) -> tuple[int, str, str]:
+        """Run the program that the timer starts; return its exit code, output and errors.
 
-        After a reload workers of before take connections for a moment; it returns when none does.
+        After a reload, earlier workers accept connections for a moment; this returns when none does.
         """
         before = real_nginx.workers(self.folder)
         process = await asyncio.create_subprocess_exec(
@@ -145,7 +145,7 @@ async def test_a_certificate_comes_by_acme_and_is_served_without_a_restart(
         channel = await session.ws_connect(f"https://127.0.0.1:{site.port}/jupyter/user/ada/s1/channels")
         client = real_acme.make_client(tmp_path, acme.trust)
         arguments = [f"--certbot={client}", "--directory", acme.directory]
-        code, output, errors = await site.look_after(*arguments, "--email", "admin@example.org", umask=0o077)
+        code, output, errors = await site.run_renewal(*arguments, "--email", "admin@example.org", umask=0o077)
         assert (code, errors) == (0, "") and output.startswith(f"New certificate from {acme.directory}")
         now = await site.served()
         assert now != served
@@ -156,22 +156,22 @@ async def test_a_certificate_comes_by_acme_and_is_served_without_a_restart(
         assert (tmp_path / "mail.pem").read_text() == (tmp_path / "site.pem").read_text()
         for name, mode in (("site-key.pem", 0o600), ("site.pem", 0o644), ("webroot", 0o755)):
             assert (tmp_path / name).stat().st_mode & 0o777 == mode
-        # The one that was connected before still is.
+        # The earlier connection is still open.
         await channel.send_str("still here")
         assert await channel.receive_str() == "still here"
-        # Nothing to do now; a month before its end there is.
-        assert await site.look_after(*arguments) == (0, "", "")
+        # Now there is nothing to do; a month before the certificate's end there is.
+        assert await site.run_renewal(*arguments) == (0, "", "")
         renewal = tmp_path / "acme/renewal/carme.conf"
         renewal.write_text(f"renew_before_expiry = 99 years\n{renewal.read_text()}")
-        code, output, errors = await site.look_after(*arguments)
+        code, output, errors = await site.run_renewal(*arguments)
         assert (code, errors) == (0, "") and "New certificate" in output and await site.served() != now
-        # Nor does that of another server stay.
+        # A certificate of another server is replaced as well.
         now, text = await site.served(), renewal.read_text().replace("renew_before_expiry = 99 years\n", "")
         assert f"server = {acme.directory}\n" in text
         renewal.write_text(text.replace(f"server = {acme.directory}", "server = https://other.example.org/"))
-        code, output, errors = await site.look_after(*arguments)
+        code, output, errors = await site.run_renewal(*arguments)
         assert (code, errors) == (0, "") and "New certificate" in output and await site.served() != now
-        assert await site.look_after(*arguments) == (0, "", "")
+        assert await site.run_renewal(*arguments) == (0, "", "")
         await channel.send_str("and here")
         assert await channel.receive_str() == "and here"
         await channel.close()
@@ -190,7 +190,7 @@ async def test_the_other_head_renews_from_its_copy_of_the_state(
     async with real_acme.serving(tmp_path, challenges) as acme:
         client = real_acme.make_client(tmp_path, acme.trust)
         arguments = [f"--certbot={client}", "--directory", acme.directory, "--state", str(acme_state)]
-        code, output, errors = await site.look_after(*arguments)
+        code, output, errors = await site.run_renewal(*arguments)
         assert (code, errors) == (0, "") and "New certificate" in output
         accounts = sorted(acme_state.rglob("regr.json"))
         stream, before = io.BytesIO(), await site.served()
@@ -199,17 +199,17 @@ async def test_the_other_head_renews_from_its_copy_of_the_state(
         stream.seek(0)
         state.receive(settings, config, stream)
         # The copy has the certificate of the active head, and so there is nothing to do after a promotion.
-        assert await site.look_after(*arguments) == (0, "", "")
+        assert await site.run_renewal(*arguments) == (0, "", "")
         renewal = acme_state / "renewal/carme.conf"
         renewal.write_text(f"renew_before_expiry = 99 years\n{renewal.read_text()}")
-        code, output, errors = await site.look_after(*arguments)
+        code, output, errors = await site.run_renewal(*arguments)
         assert (code, errors) == (0, "") and "New certificate" in output
         assert await site.served() != before
         assert len(accounts) == 1 and sorted(acme_state.rglob("regr.json")) == accounts
 
 
 @needs_acme
-async def test_of_two_accounts_that_of_the_last_certificate_renews(
+async def test_the_account_of_the_last_certificate_renews_it(
     site: Site, tmp_path: Path, challenges: int
 ) -> None:
     async with real_acme.serving(tmp_path, challenges) as acme:
@@ -219,7 +219,7 @@ async def test_of_two_accounts_that_of_the_last_certificate_renews(
             acme.directory,
         ]
         for state in ("new", "acme"):
-            code, output, errors = await site.look_after(*arguments, "--state", str(tmp_path / state))
+            code, output, errors = await site.run_renewal(*arguments, "--state", str(tmp_path / state))
             assert (code, errors) == (0, "") and "New certificate" in output
         # As where a head had got a certificate of its own before its backup was restored.
         shutil.copytree(tmp_path / "new/accounts", tmp_path / "acme/accounts", dirs_exist_ok=True)
@@ -227,7 +227,7 @@ async def test_of_two_accounts_that_of_the_last_certificate_renews(
         renewal = tmp_path / "acme/renewal/carme.conf"
         noted = re.findall(r"^account = .*", renewal.read_text(), re.MULTILINE)
         renewal.write_text(f"renew_before_expiry = 99 years\n{renewal.read_text()}")
-        code, output, errors = await site.look_after(*arguments)
+        code, output, errors = await site.run_renewal(*arguments)
         assert (code, errors) == (0, "") and "New certificate" in output
         assert re.findall(r"^account = .*", renewal.read_text(), re.MULTILINE) == noted
 
@@ -240,20 +240,20 @@ async def test_where_the_server_does_not_reach_the_site_the_certificate_stays(
     async with real_acme.serving(tmp_path, free_port()) as acme:  # where nobody answers its challenges
         client = real_acme.make_client(tmp_path, acme.trust)
         arguments = [f"--certbot={client}", "--directory", acme.directory]
-        code, output, errors = await site.look_after(*arguments)
+        code, output, errors = await site.run_renewal(*arguments)
     assert (code, output) == (1, "")
     assert f"gave no certificate for {NAME}: " in errors and f"must reach port 80 of {NAME}" in errors
     assert await site.served() == served
 
 
 async def test_a_certificate_that_the_site_has_replaced_is_served(site: Site, tmp_path: Path) -> None:
-    assert await site.look_after() == (0, "", "")
+    assert await site.run_renewal() == (0, "", "")
     wanted = site.replace()
     assert await site.served() != wanted
-    code, output, _errors = await site.look_after()
+    code, output, _errors = await site.run_renewal()
     assert (code, output) == (0, f"nginx serves the new certificate in {tmp_path}/site.pem\n")
     assert await site.served() == wanted
-    assert await site.look_after() == (0, "", "")
+    assert await site.run_renewal() == (0, "", "")
 
 
 @pytest.mark.parametrize("broken", ["key", "text"])
@@ -268,7 +268,7 @@ async def test_what_nginx_does_not_take_is_named_and_the_one_of_before_stays(
     else:
         (tmp_path / "site.pem").write_text("no certificate")
         sentence = "holds no certificate. Put it there in PEM"
-    code, _output, errors = await site.look_after()
+    code, _output, errors = await site.run_renewal()
     assert code == 1 and sentence in errors
     assert await site.served() == served
 
@@ -282,20 +282,20 @@ async def test_a_program_that_did_not_hand_it_on_is_started_again(site: Site, tm
     hook.chmod(0o755)
     (tmp_path / "deploy.d/README").write_text("no program")
     for _ in range(2):
-        code, _output, errors = await site.look_after()
+        code, _output, errors = await site.run_renewal()
         assert code == 1 and f"{hook} ended with 3: away" in errors
     (tmp_path / "up").touch()
-    assert (await site.look_after())[0] == 0
-    assert await site.look_after() == (0, "", "")
+    assert (await site.run_renewal())[0] == 0
+    assert await site.run_renewal() == (0, "", "")
     assert (tmp_path / "tried").read_text() == "tried\n" * 3
     # A standby has a copy of the folder, and others whom its programs serve.
-    assert (await site.look_after("--own", str(tmp_path / "standby")))[0] == 0
+    assert (await site.run_renewal("--own", str(tmp_path / "standby")))[0] == 0
     assert (tmp_path / "tried").read_text() == "tried\n" * 4
 
 
-async def test_one_that_nobody_renews_is_named_before_it_ends(site: Site, tmp_path: Path) -> None:
+async def test_a_certificate_without_renewal_is_named_before_it_ends(site: Site, tmp_path: Path) -> None:
     real_nginx.make_certificate(tmp_path, NAME, days=13)
-    code, output, errors = await site.look_after()
+    code, output, errors = await site.run_renewal()
     assert code == 1 and "nginx serves the new certificate" in output
     assert errors.startswith(f"The certificate in {tmp_path}/site.pem ends within 14 days")
 
@@ -311,7 +311,7 @@ def test_nginx_answers_for_all_names_of_the_certificate(tmp_path: Path, default_
 
 
 async def test_a_client_that_is_missing_is_named(site: Site) -> None:
-    code, _output, errors = await site.look_after(
+    code, _output, errors = await site.run_renewal(
         "--certbot=/nowhere/certbot", "--directory=https://x.example.org"
     )
     assert code == 1 and errors.startswith("/nowhere/certbot is not installed.")
@@ -327,7 +327,7 @@ async def test_other_requests_on_port_80_lead_to_https(site: Site, challenges: i
 
 
 def renewal(**variables: object) -> list[str]:
-    """What the unit starts."""
+    """The command that the unit starts."""
     known = yaml.safe_load((real_nginx.ROLE / "vars/main.yml").read_text())
     names = {
         "reverse_proxy_certificate_file": "/c",
@@ -367,5 +367,5 @@ async def test_a_standby_does_not_renew(site: Site, tmp_path: Path, monkeypatch:
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
     arguments = ["--certbot=/nowhere", "--directory=https://x", "--only-while=carme-active.service"]
-    assert await site.look_after(*arguments) == (0, "", "")
+    assert await site.run_renewal(*arguments) == (0, "", "")
     assert (tmp_path / "asked").read_text() == "is-active --quiet carme-active.service\n"

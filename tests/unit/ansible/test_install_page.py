@@ -25,7 +25,7 @@ def defaults() -> set[str]:
 
 
 def variables(hosts: dict[str, Any]) -> set[str]:
-    """All that are set in an inventory."""
+    """All variables that an inventory sets."""
     found = set[str]()
     for group in hosts.values():
         found |= set(group.get("vars", {}))
@@ -60,7 +60,7 @@ def test_every_group_and_variable_exists(name: str) -> None:
     assert used <= defaults() | KNOWN
 
 
-def test_every_command_names_what_is_there_and_looking_comes_first() -> None:
+def test_every_command_names_existing_files_and_checks_come_first() -> None:
     assert COMMANDS
     known = tags(PLAYS) | {"images"}
     for command in COMMANDS:
@@ -78,7 +78,7 @@ def test_every_command_names_what_is_there_and_looking_comes_first() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_example_has_users_to_check_with(name: str) -> None:
+def test_an_example_has_two_users_for_the_check(name: str) -> None:
     """The check signs in as users who are not administrators, and two show that they are kept apart."""
     users = yaml.safe_load(FILES[name]["group_vars/all.yml"])["carme_users"]
     assert len([user for user in users if not user.get("admin")]) >= 2

@@ -72,7 +72,7 @@ DEMO_SETTINGS = {
 
 @dataclass
 class Rendered:
-    """What the templates gave."""
+    """The rendered templates."""
 
     folder: Path
 
@@ -244,7 +244,7 @@ def test_prometheus_accepts_its_configuration(
     assert wanted <= {receiver["name"] for receiver in alerts["receivers"]}
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("promtool is not installed; ./test unit fetches it")
-    # The files that it names, here instead of on the head.
+    # Use files of this test instead of those that it names on the head.
     place = tmp_path / "monitoring"
     group = grp.getgrgid(os.getgid()).gr_name
     make(place, [{"name": "prometheus", "group": group, "hosts": ["127.0.0.1"], "client": True}])
@@ -307,7 +307,7 @@ def test_a_wrong_inventory_is_refused_with_a_sentence(playbook: Playbook, tmp_pa
         (8, "PEM", {'+auth-file = "{0}/conn.auth"', '+tls-key-file = "{0}/key.pem"'}),
     ],
 )
-def test_beegfs_would_be_set_up(
+def test_a_check_run_would_set_up_beegfs_by_its_release(
     playbook: Playbook, tmp_path: Path, release: int, certificate: str, expected: set[str]
 ) -> None:
     # In check mode: BeeGFS itself cannot be here, so its programs are only found.

@@ -45,7 +45,7 @@ ASSOCIATIONS = "root|\nroot|root\nresearch|\nresearch|ada\nteaching|\nteaching|b
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Looks at a head whose Slurm answers with what a real one writes; returns the findings by name."""
+    """Checks a head whose Slurm answers with what a real one writes; returns the findings by name."""
     programs = tmp_path / "bin"
     programs.mkdir()
 
@@ -160,7 +160,7 @@ def test_what_stands_in_the_way_is_named(
     assert words in found[name]["detail"] and found[name]["remedy"]
 
 
-def test_a_host_whose_python_suffices_for_ansible_alone_learns_what_it_needs() -> None:
+def test_a_python_that_suffices_for_ansible_alone_is_reported() -> None:
     """Ansible's modules run with Python 3.9, as Red Hat 9 has it, and so does this look."""
     code = (
         "import os, runpy, sys; sys.version_info = (3, 9, 2, 'final', 0); del sys.argv[0]; "
@@ -256,7 +256,7 @@ def test_an_absent_slurm_is_reported(site: Callable[..., dict[str, Any]]) -> Non
 
 
 @pytest.mark.parametrize("form", ["Prolog = {}\n", "Prolog[0] = /nowhere/prolog\nProlog[1] = {}\n"])
-def test_the_prolog_of_the_site_should_call_ours(
+def test_a_prolog_of_the_site_that_does_not_call_carmes_is_reported(
     site: Callable[..., dict[str, Any]], tmp_path: Path, form: str
 ) -> None:
     """Later versions of Slurm number what may be several."""
@@ -322,7 +322,7 @@ def test_a_proc_that_is_hidden_from_the_exporter_too_is_reported(
         assert "gid=carme-exporter" in found["remedy"]
 
 
-def test_proc_is_looked_at_on_nodes_of_a_slurm_of_the_sites_own(site: Callable[..., dict[str, Any]]) -> None:
+def test_proc_is_checked_on_nodes_of_the_sites_own_slurm(site: Callable[..., dict[str, Any]]) -> None:
     assert "processes of others" in site(head=False, compute=True)
     assert "processes of others" not in site(head=False, compute=True, own_slurm=False)
     assert "processes of others" not in site()
@@ -367,7 +367,7 @@ def test_a_slurm_that_runs_with_a_configuration_elsewhere_is_the_sites(
         ({"asks_directory": True}, {"directory"}),
     ],
 )
-def test_a_slurm_and_a_directory_are_looked_at_where_carme_sets_them_up(
+def test_a_slurm_and_a_directory_are_checked_where_carme_sets_them_up(
     site: Callable[..., dict[str, Any]], changes: dict[str, Any], names: set[str]
 ) -> None:
     assert set(site(head=False, **changes)) & {"slurm of the site", "directory"} == names
@@ -401,7 +401,9 @@ def inventory(tmp_path: Path, **variables: Any) -> Path:
     return path
 
 
-def test_a_site_is_looked_at(playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_a_site_is_checked_by_a_playbook(
+    playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     # The role alone: nothing here may run the whole playbook, which would install Carme on this machine.
     play = tmp_path / "look.yml"
     (first, *_) = yaml.safe_load((ANSIBLE / "site.yml").read_text())  # with the facts that a site gathers
@@ -445,8 +447,8 @@ def test_a_limited_run_knows_the_addresses_of_the_others(
     playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path, limit: str, left_out: str
 ) -> None:
     play = tmp_path / "look.yml"
-    other = f"hostvars['{left_out}']"
-    known = f"[{other}.precheck_node_address | default('-'), {other}.ansible_facts.keys() | list]"
+    facts = f"hostvars['{left_out}']"
+    known = f"[{facts}.precheck_node_address | default('-'), {facts}.ansible_facts.keys() | list]"
     precheck_play = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
     play.write_text(
         json.dumps([precheck_play, {"hosts": limit, "gather_facts": False, "tasks": [show(known)]}])

@@ -35,8 +35,8 @@ def test_an_nginx_with_other_sites_keeps_its_configuration(tmp_path: Path) -> No
     (tmp_path / "sites-enabled/carme").write_text("# Written by Ansible (role reverse_proxy)\n")
     assert not precheck.other_sites([], tmp_path), "neither the welcome page nor ours is the site's"
     (tmp_path / "sites-enabled/intranet").write_text("server { listen 8080; }\n")
-    (other,) = precheck.other_sites([], tmp_path)
-    assert other.name == "intranet"
+    (intranet,) = precheck.other_sites([], tmp_path)
+    assert intranet.name == "intranet"
     assert precheck.connections({"site_files": []}, tmp_path)
     wanted = {"site_files": [str(tmp_path / "nginx.conf")], "connections": 16384}
     with pytest.raises(precheck.Problem) as caught:
@@ -51,7 +51,7 @@ def test_an_nginx_with_other_sites_keeps_its_configuration(tmp_path: Path) -> No
 
 
 def test_a_number_of_our_role_does_not_make_a_file_the_sites(tmp_path: Path) -> None:
-    """Else a second run would not set another number."""
+    """Otherwise a second run could not set another number."""
     precheck = module("precheck_services")
     file, backup = tmp_path / "nginx.conf", tmp_path / "nginx.conf.99.2026-11-01@10:00:00~"
     backup.write_text("events { worker_connections 768; }\n")
@@ -70,7 +70,7 @@ def test_a_file_that_the_site_has_put_back_from_its_backup_is_the_sites(tmp_path
 
 
 def test_nginx_of_the_site_is_not_changed() -> None:
-    """The role's own condition, with what the look has found."""
+    """Evaluate the role's own condition with the findings of the check."""
     tasks = yaml.safe_load((ANSIBLE / "roles/reverse_proxy/tasks/main.yml").read_text())
     (task,) = (each for each in tasks if "ansible.builtin.replace" in each)
     assert task["ansible.builtin.replace"]["path"] == "/etc/nginx/nginx.conf"

@@ -64,7 +64,7 @@ def test_an_archive_depends_on_the_content_alone(source: Path, tmp_path: Path) -
         assert (
             json.loads(pack(source, tmp_path / "two", "carme").stdout)["carme"]["sha256"] != first["sha256"]
         )
-        # Who reads it meanwhile has the whole of the older one.
+        # A reader meanwhile gets the whole older file.
         assert hashlib.sha256(reader.read()).hexdigest() == first["sha256"]
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["carme.tar.gz"]
 
@@ -80,7 +80,7 @@ def test_what_is_compiled_is_brought_to_hosts_without_a_compiler(tmp_path: Path)
         archive.extractall(tmp_path)
     library = tmp_path / "carme/src/carme/staging" / names
     assert ctypes.CDLL(str(library)).carme_interface() > 0
-    # What hatchling makes of it where nothing can be compiled.
+    # The content that hatchling packs if nothing can be compiled.
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheels")],
         cwd=tmp_path / "carme",
@@ -270,7 +270,7 @@ def test_the_prolog_has_io_counted_where_control_groups_are_of_version_two(
     assert not job.exists()
 
 
-def test_a_kernel_that_counts_no_io_keeps_no_job_back(
+def test_jobs_start_on_a_kernel_that_counts_no_io(
     node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     refused = tmp_path / "cgroup/system.slice/slurmstepd.scope/cgroup.subtree_control"
@@ -369,7 +369,7 @@ def test_jobs_that_ask_for_it_get_a_file_system_over_their_nodes(
         "SLURM_JOB_CONSTRAINTS": constraints, "SLURM_JOB_UID": "1001", "SLURM_JOB_NODELIST": "n[1-2]",
         "PATH": "/usr/bin:/bin",
     }  # fmt: skip
-    # The job itself says that it is not there: the node must not be drained for that.
+    # The job itself reports the missing file system; the node must not be drained for that.
     assert node("prolog", beeond="/mnt/beeond", **job).returncode == 0
     calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
     assert calls == ("start --job 7 --uid 1001 --nodes n[1-2]\n" if starts else "")
@@ -498,7 +498,7 @@ def of_the_proxy(program: str, folder: Path) -> str:
     unit = (ANSIBLE / "roles/hub/templates/carme-proxy.service.j2").read_text()
     (size,) = re.findall(r"--max-http-header-size=\d+", unit)
     names = re.findall(r"--require /opt/carme/proxy/(\S+)", unit)
-    # It has limits of its own for silence, which are none unless somebody sets them.
+    # It has timeouts of its own, which are off unless they are set.
     assert not re.search(r"--(proxy-)?timeout\b", unit)
     (folder / "short.cjs").write_text(SHORT)
     (folder / "program.cjs").write_text(program)

@@ -168,7 +168,7 @@ async def test_channels_of_notebooks_come_through(front: Front) -> None:
         assert len(await channel.receive_bytes()) == 5_000_000
 
 
-async def test_who_is_not_named_is_not_believed(tmp_path: Path) -> None:
+async def test_addresses_from_an_unnamed_proxy_are_ignored(tmp_path: Path) -> None:
     """Else any client could choose its address, by which failed logins are counted."""
     real_nginx.configure(tmp_path, 8443, 8100)
     assert "real_ip" not in (tmp_path / "carme.conf").read_text()

@@ -46,7 +46,7 @@ def run(playbook: Playbook, tmp_path: Path) -> Callable[..., tuple[bool, str]]:
     venv, parts = tmp_path / "venv", tmp_path / "parts"
     parts.mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    # A copy of ours: to install pip takes longer than all that these tests do with it.
+    # A copy of this environment: to install pip takes longer than these tests.
     (packages,) = venv.glob("lib/python*/site-packages")
     own = Path(pip.__file__).parent
     for part in (own, *own.parent.glob("pip-*.dist-info")):

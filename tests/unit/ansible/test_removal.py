@@ -21,7 +21,7 @@ TABLE: dict[str, Any] = yaml.safe_load((ROLES / "removal/vars/main.yml").read_te
 #: They make what hosts share, which stays: mounts, BeeGFS, users of the site.
 SHARED = {"storage", "beegfs", "users", "removal"}
 #: Named by the site, or only while a role runs.
-OTHERS = ("/etc/apt/sources.list.d/", "/etc/apt/preferences.d/", "/var/log/carme/validation.json")
+UNLISTED = ("/etc/apt/sources.list.d/", "/etc/apt/preferences.d/", "/var/log/carme/validation.json")
 
 
 def variables() -> dict[str, Any]:
@@ -38,7 +38,7 @@ VARIABLES = variables()
 
 
 def rendered(text: str, **more: Any) -> str:
-    """A path with what is known of the layout; what is not stays as it is."""
+    """Fill in the known variables of a path; unknown ones stay as they are."""
     environment = jinja2.Environment(undefined=jinja2.DebugUndefined)
     environment.filters |= {"basename": lambda text: text.rsplit("/")[-1], "dirname": str}
     for _round in range(4):
@@ -86,7 +86,7 @@ def is_below(path: str, folders: list[str]) -> bool:
 
 
 def named() -> list[str]:
-    """What the table says goes, is put back, or stays."""
+    """The paths that the table removes, restores or leaves."""
     stored = [name for names in TABLE["removal_kept"].values() for name in names if name.startswith("/")]
     changed = [entry["path"] for entry in TABLE["removal_changed_files"]]
     data = [rendered(path) for path in TABLE["removal_data_paths"]]
@@ -108,13 +108,13 @@ def test_every_file_that_a_role_makes_is_named(role: Path) -> None:
     missing = [
         path
         for path in created_paths(role)
-        if path.startswith("/") and not is_below(path.rstrip("/"), named()) and not path.startswith(OTHERS)
+        if path.startswith("/") and not is_below(path.rstrip("/"), named()) and not path.startswith(UNLISTED)
     ]
     assert missing == []
 
 
 def test_the_scan_finds_what_roles_make() -> None:
-    """Else the test above would find nothing to complain about."""
+    """Otherwise the test above would pass without checking anything."""
     found = {path for role in ROLES.iterdir() if role.name not in SHARED for path in created_paths(role)}
     assert {
         "/etc/systemd/system/carme-broker.service",
@@ -239,18 +239,18 @@ def restore(*paths: Path) -> list[str]:
 
 
 def test_the_oldest_backup_comes_back(tmp_path: Path) -> None:
-    changed, other = tmp_path / "nginx.conf", tmp_path / "redis.conf"
+    changed, unchanged = tmp_path / "nginx.conf", tmp_path / "redis.conf"
     changed.write_text("ours, changed twice")
     Path(f"{changed}.4711.2026-11-02@10:00:00~").write_text("ours")
     Path(f"{changed}.99.2026-11-01@10:00:00~").write_text("the site's")
     Path(f"{changed}.99.2026-11-01@10:00:00~").chmod(0o640)
     (tmp_path / "nginx.conf.old~").write_text("an editor's")
-    other.write_text("never changed")
-    assert restore(changed, other, tmp_path / "missing") == [str(changed)]
+    unchanged.write_text("never changed")
+    assert restore(changed, unchanged, tmp_path / "missing") == [str(changed)]
     assert changed.read_text() == "the site's" and changed.stat().st_mode & 0o777 == 0o640
-    assert other.read_text() == "never changed"
+    assert unchanged.read_text() == "never changed"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["nginx.conf", "nginx.conf.old~", "redis.conf"]
-    assert restore(changed, other) == []
+    assert restore(changed, unchanged) == []
 
 
 def run_with_mounts(folder: Path, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -270,7 +270,7 @@ def shell_of(name: str, **known: Any) -> str:
     return environment.from_string(task["ansible.builtin.shell"]["cmd"]).render(known)
 
 
-def test_of_a_mounted_folder_goes_what_is_carmes(tmp_path: Path) -> None:
+def test_only_files_of_carme_are_removed_from_a_mounted_folder(tmp_path: Path) -> None:
     """Images lie on a share as a rule, which cannot be removed and may hold the site's own."""
     remaining = ["mounted-images/own.sif", "mounted-images/notes.json"]
     remaining += ["mounted-images/more/x", "mounted-sets/readme"]
@@ -312,7 +312,7 @@ def test_empty_parents_go_and_mounts_stay(tmp_path: Path) -> None:
 def test_units_that_a_host_does_not_have_take_no_time(
     playbook: Playbook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each would be one call per host, and a compute node has five of twenty."""
+    """Each unit would be one call per host, and a compute node has five of twenty."""
     program = tmp_path / "systemctl"
     program.write_text(
         "#!/bin/sh\nfor unit in carme-janitor.timer carme-broker.service carme-home@.service; do\n"
@@ -337,7 +337,7 @@ def test_units_that_a_host_does_not_have_take_no_time(
     assert sorted(gone) == ["carme-broker.service", "carme-home@.service", "carme-janitor.timer"]
 
 
-def test_of_a_folder_that_the_site_names_goes_carmes_part() -> None:
+def test_only_folders_of_carme_are_removed_below_a_folder_of_the_site() -> None:
     """Nodes' disks hold more than data of jobs."""
     known = {"carme_staging_cache": "/local", "carme_beeond": "/local", "images_cache": "/cache"}
     paths = [rendered(path, **known) for path in TABLE["removal_data_paths"]]
@@ -345,7 +345,7 @@ def test_of_a_folder_that_the_site_names_goes_carmes_part() -> None:
 
 
 def test_options_of_the_command_line_count_as_yes_and_no() -> None:
-    """Ansible gives what follows -e as text, and every text but the empty one is true."""
+    """Ansible passes values of -e as text, and each text but the empty one is true."""
     text = (ROLES / "removal/tasks/main.yml").read_text()
     assert re.findall(r"\bremoval_(?:data|packages)\b(?! \| bool)", text) == []
     assert len(re.findall(r"\bremoval_(?:data|packages) \| bool", text)) >= 6

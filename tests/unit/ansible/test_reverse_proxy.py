@@ -90,7 +90,7 @@ class Block:
     inner: list["Block"] = field(default_factory=list)
 
     def locations(self, inherited: dict[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
-        """Those that pass requests on, with all that holds in them; what `inherited` says holds around it."""
+        """Locations that pass requests on, with the directives that apply; `inherited`: those around them."""
         valid = inherited | self.own
         if "proxy_pass" in self.own:
             yield self.name, valid
@@ -129,7 +129,7 @@ def test_no_location_ends_what_is_silent_for_an_hour(tmp_path: Path) -> None:
     found = dict(read(text).locations({}))
     assert len(found) == len(re.findall(r"^\s*proxy_pass ", text, re.MULTILINE)) > 5
     limits = ("client_body_timeout", "send_timeout", "proxy_read_timeout", "proxy_send_timeout")
-    # What is not set holds from nginx.conf, where it may be anything.
+    # A directive that is not set is inherited from nginx.conf, where it may have any value.
     short = {
         (name, limit)
         for name, valid in found.items()
@@ -209,12 +209,12 @@ async def test_an_answer_may_take_long(door: Door) -> None:
 
 
 async def test_events_may_be_far_between(door: Door) -> None:
-    async def heard(path: str) -> list[bytes]:
+    async def events(path: str) -> list[bytes]:
         async with door.browser.get(door.at(path)) as reply:
             return [await reply.content.readany(), await reply.read()]
 
     paths = [f"{NOTEBOOK}/events", "/events", "/jupyter/hub/events"]
-    assert await asyncio.gather(*map(heard, paths)) == [[b"data: first\n\n", b"data: last\n\n"]] * len(paths)
+    assert await asyncio.gather(*map(events, paths)) == [[b"data: first\n\n", b"data: last\n\n"]] * len(paths)
 
 
 async def test_a_channel_may_be_silent_and_its_messages_large(door: Door) -> None:
@@ -267,7 +267,7 @@ def test_a_site_that_nginx_does_not_accept_is_put_back(
     monkeypatch: pytest.MonkeyPatch,
     former: str,
 ) -> None:
-    """Else nginx would not come back after its next start, with none of the sites that it serves."""
+    """Otherwise nginx would fail at its next start, and with it all sites that it serves."""
     names = ["Read how nginx is configured for it now", "Configure nginx"]
     names.append("Keep the site only if nginx accepts it")
     text = (real_nginx.ROLE / "tasks/main.yml").read_text()

@@ -37,9 +37,9 @@ def test_every_variable_is_specified_and_every_specified_variable_has_a_default(
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_every_variable_has_an_effect(role: Path) -> None:
-    others = [path for path in (ANSIBLE / "roles").rglob("*") if path.suffix in (".yml", ".j2")]
-    used = "".join(path.read_text() for path in others if path.parent.name not in ("defaults", "meta"))
-    defined = "".join((other / "defaults/main.yml").read_text() for other in ROLES if defaults(other))
+    files = [path for path in (ANSIBLE / "roles").rglob("*") if path.suffix in (".yml", ".j2")]
+    used = "".join(path.read_text() for path in files if path.parent.name not in ("defaults", "meta"))
+    defined = "".join((each / "defaults/main.yml").read_text() for each in ROLES if defaults(each))
     unused = [name for name in defaults(role) if name not in used and defined.count(name) < 2]
     assert unused == []
 
@@ -103,7 +103,7 @@ def systemd_tasks() -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_what_runs_on_the_active_head_starts_where_it_may_alone() -> None:
-    """Not on a standby, and not on a head that awaits its backup."""
+    """Neither on a standby nor on a head that awaits its backup."""
     started = set[str]()
     for text, task in systemd_tasks():
         named = {unit for unit in STARTED if re.search(rf"(?<![\w.-]){unit}(?![\w.-])", text)}
@@ -228,11 +228,11 @@ def test_the_group_of_slurm_clients_is_named_only_where_it_may_have_hosts(instal
     assert ("slurm_client" in remedy.render(carme_installs_slurm=installs)) == installs
 
 
-def test_a_run_that_made_postgresqls_account_alone_is_gone_on_with() -> None:
+def test_an_interrupted_run_with_only_postgresqls_account_is_continued() -> None:
     """PostgreSQL's account and database are each made where they are missing, not one with the other."""
     tasks = yaml.safe_load((ANSIBLE / "roles/postgresql/tasks/main.yml").read_text())
     environment = Environment(autoescape=False)
-    ours = ["carme-portal"]
+    present = ["carme-portal"]
     created = {}
     for task in tasks:
         argv = task.get("ansible.builtin.command", {}).get("argv", [])
@@ -246,7 +246,7 @@ def test_a_run_that_made_postgresqls_account_alone_is_gone_on_with() -> None:
                         postgresql_databases={"stdout_lines": databases},
                     )
                 )
-                for accounts, databases in (([], []), (ours, []), (ours, ours))
+                for accounts, databases in (([], []), (present, []), (present, present))
             ]
     assert created == {"createuser": [True, False, False], "createdb": [True, True, False]}
 
@@ -287,7 +287,7 @@ def changes_noticed(restart: dict[str, Any], before: list[dict[str, Any]]) -> li
     ids=lambda role: role.name,
 )  # fmt: skip
 def test_nothing_fails_between_a_change_and_the_start_of_its_service(role: Path) -> None:
-    """A run that ended there would leave what was before at work: the next one finds no change."""
+    """A run that ended there would leave the earlier version running: the next run finds no change."""
     tasks = list(flat_tasks(role / "tasks/main.yml"))
     restarts = 0
     for place, task in enumerate(tasks):
@@ -301,7 +301,7 @@ def test_nothing_fails_between_a_change_and_the_start_of_its_service(role: Path)
     assert restarts
 
 
-def test_all_that_makes_the_broker_start_anew_is_known_to_that_test() -> None:
+def test_changes_that_restart_the_broker_are_found() -> None:
     """Its own unit, those of homes and quotas, and pyslurm, by way of a fact that another file sets."""
     tasks = list(flat_tasks(ANSIBLE / "roles/broker/tasks/main.yml"))
     (place,) = (number for number, task in enumerate(tasks) if task["name"] == "Start the broker")

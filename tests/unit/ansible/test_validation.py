@@ -13,7 +13,7 @@ HEAD, NODE = "portal.example.org", "gpu-01.example.org"
 
 @pytest.fixture
 def options(tmp_path: Path) -> tuple[str | Path, ...]:
-    """Of a run that looks at the node alone; images lie in a temporary folder, and no unit is expected."""
+    """Options that check this node alone: images are in a temporary folder, and no unit is expected."""
     for name in ("base.sif", "base.json"):
         (tmp_path / name).touch(0o644)
     local: dict[str, Any] = {"ansible_connection": "local", "ansible_become": False}

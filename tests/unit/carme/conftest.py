@@ -35,7 +35,7 @@ from patience import HANG
 # The account that jobs run as: as root another number, so that privileges are really dropped.
 OWNER_UID = os.getuid() or 54321
 OWNER_GID = os.getgid() or 54321
-# As root the test's own interpreter may lie where the owner may not look.
+# As root, the test's own interpreter may be where the owner may not read.
 PYTHON = "/usr/bin/python3" if os.getuid() == 0 and Path("/usr/bin/python3").exists() else sys.executable
 
 
@@ -184,7 +184,7 @@ def settings(folder: Path) -> Settings:
     return Settings.model_validate(
         {
             "site": {"url": "https://carme.example.org"},
-            # Each poll is a program of Python: who waits for more than that is slowed down by many.
+            # Each poll starts a Python program: many of them slow down a test that waits for more.
             "slurm": {"cluster": "carme", "poll_seconds": 0.3},
             "broker": {
                 "socket": str(folder / "run/broker.sock"),
@@ -216,11 +216,11 @@ class Site:
     async def queue(self, jobs: list[dict[str, Any]]) -> None:
         """Let squeue write of these jobs, and wait until the broker has seen them.
 
-        A look that failed has seen nothing: on a busy machine one may fail by itself.
+        A failed poll has read nothing; on a busy machine a poll may fail by itself.
         """
         watch = self.broker._watch
         self.slurm.jobs = jobs
-        # One that is under way may have read half of the queue before: squeue is queried twice.
+        # A poll that is under way may have read half of the queue before: squeue is queried twice.
         wanted = watch._polls + 1
         watch.poll_soon()
         async with asyncio.timeout(HANG), watch._polled:
@@ -273,7 +273,7 @@ async def running(
         return site.peer
 
     monkeypatch.setattr(server_module, "identify", identify)
-    # On a busy machine the programs that stand for Slurm's exceed what real ones are given.
+    # On a busy machine the stand-ins for Slurm's programs take longer than the timeout for real ones.
     for limit in (
         "accounting_lookup.ANSWER_SECONDS",
         "preemptions.ANSWER_SECONDS",
@@ -317,7 +317,7 @@ def file(settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 async def carme(*arguments: str) -> int:
-    """What the command line does with these arguments, in a thread beside the broker; its exit code."""
+    """Run the command line with these arguments in a thread beside the broker; return its exit code."""
     return await asyncio.to_thread(main, list(arguments))
 
 

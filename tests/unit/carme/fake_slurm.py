@@ -38,7 +38,7 @@ def exists(file: str) -> bool:
 
 
 def text_of(file: str, otherwise: str = "") -> str:
-    """What a file holds, or something else where there is none."""
+    """The content of a file, or another text if it does not exist."""
     try:
         with open(os.path.join(state, file), encoding="utf-8") as opened:
             return opened.read()
@@ -145,9 +145,9 @@ elif name == "sacctmgr" and "runawayjobs" in sys.argv:
 elif name == "sacctmgr" and "withcoordinator" in sys.argv:
     print("carme|\nphysics|ada,eva\nlab|eva\nroot|root")
 elif name == "sacctmgr" and "withassoc" in sys.argv:
-    (whose,) = [word.removeprefix("name=") for word in sys.argv if word.startswith("name=")]
+    (user,) = [word.removeprefix("name=") for word in sys.argv if word.startswith("name=")]
     lines = text_of("associations").splitlines()
-    print("".join(f"{line}\n" for line in lines if line.startswith(f"{whose}|")), end="")
+    print("".join(f"{line}\n" for line in lines if line.startswith(f"{user}|")), end="")
 elif name == "sacctmgr" and {"account", "association", "user"} & set(sys.argv):
     # As 24.11 answers.
     accounts = values_of("accounts.json")
@@ -187,15 +187,17 @@ elif name == "sacctmgr" and {"account", "association", "user"} & set(sys.argv):
             else:
                 limits[key] = values[key].replace("-1", "")
     elif action == "modify":
-        for one in accounts[values["account"]]["users"]:
-            if one[0] == values["name"]:
-                one[2] = values["MaxSubmitJobs"].replace("-1", "")
+        for association in accounts[values["account"]]["users"]:
+            if association[0] == values["name"]:
+                association[2] = values["MaxSubmitJobs"].replace("-1", "")
     elif action == "delete":
         if any(job["u"] == values["name"] and job.get("a") == values["account"] for job in jobs):
             sys.exit(" Error with request: Job(s) active, cancel job(s) before remove")
         users = accounts[values["account"]]["users"]
         accounts[values["account"]]["users"] = [
-            one for one in users if one[:2] != [values["name"], values.get("partition", "")]
+            association
+            for association in users
+            if association[:2] != [values["name"], values.get("partition", "")]
         ]
     save("accounts.json", accounts)
 elif name == "sacctmgr":
@@ -206,31 +208,39 @@ elif name == "sacctmgr":
             line["AdminComment"] = text
     save("accounting.json", accounted)
 elif name == "scontrol" and (
-    word := [one for one in sys.argv if one.startswith("ReservationName=") and not one.endswith("=")]
+    word := [
+        argument
+        for argument in sys.argv
+        if argument.startswith("ReservationName=") and not argument.endswith("=")
+    ]
 ):
-    # As 24.11 answers: nodes are kept whole, and one that jobs use is not deleted.
+    # As 24.11 answers: whole nodes are reserved, and a reservation that jobs use is not deleted.
     from datetime import UTC, datetime
 
     lines = text_of("reservations").splitlines()
-    mine = [line for line in lines if line.startswith(word[0] + " ")]
+    existing = [line for line in lines if line.startswith(word[0] + " ")]
     values = dict(word.split("=") for word in sys.argv[2:] if "=" in word)
     now = datetime.now(UTC)
     for key in {"StartTime", "EndTime"} & set(values):
         moment = now if values[key] == "now" else datetime.fromisoformat(values[key]).replace(tzinfo=UTC)
         values[key] = str(int(moment.timestamp()))
-    if sys.argv[1] != "create" and not mine:
+    if sys.argv[1] != "create" and not existing:
         sys.exit("slurm_update error: Requested reservation is invalid")
     if sys.argv[1] == "delete" and any(job.get("v") == values["ReservationName"] for job in jobs):
         sys.exit(f"delete_reservation {word[0]}: Requested reservation is in use")
-    before = dict(part.split("=", 1) for part in mine[0].split()) if mine else {}
+    before = dict(part.split("=", 1) for part in existing[0].split()) if existing else {}
     if "StartTime" in values and before and int(before["StartTime"]) <= now.timestamp():
         sys.exit("slurm_update error: Reservation already started")
-    lines = [line for line in lines if line not in mine]
+    lines = [line for line in lines if line not in existing]
     if sys.argv[1] != "delete":
         after = before | values | {"TRES": "cpu=8", "Flags": "SPEC_NODES"}
         lines.append(" ".join(f"{key}={value}" for key, value in after.items()))
     write("reservations", "".join(line + "\n" for line in lines))
-elif name == "scontrol" and sys.argv[1:2] == ["update"] and any(one.startswith("State=") for one in sys.argv):
+elif (
+    name == "scontrol"
+    and sys.argv[1:2] == ["update"]
+    and any(argument.startswith("State=") for argument in sys.argv)
+):
     pass  # the call is on record
 elif name == "scontrol" and sys.argv[1] == "update" and "ReservationName=" in sys.argv:
     (job,) = [job for job in jobs if f"JobId={job['A']}" in sys.argv]

@@ -66,7 +66,7 @@ def test_associations_are_read_as_the_database_has_them() -> None:
     assert parsing.enforcement("AccountingStorageEnforce = none\n") == []
 
 
-def test_the_quality_that_follows_from_the_account() -> None:
+def test_the_quality_of_service_follows_from_the_account() -> None:
     assert ADA.quality("physics", "gpu", None) == "normal" and ADA.quality("physics", "gpu", "long") == "long"
     assert ADA.quality("vision", "gpu", None) == "normal"  # the only one
     assert ADA.quality("teaching", "cpu", None) == "normal"  # Slurm's own
@@ -76,8 +76,8 @@ def test_the_quality_that_follows_from_the_account() -> None:
 def test_partitions_are_offered_that_take_one_of_my_accounts() -> None:
     """Hidden ones only where they are limited to me."""
     assert [partition.name for partition in usable(CLUSTER, ADA).partitions] == ["gpu", "cpu", "staff"]
-    stranger = ADA.model_copy(update={"groups": ["eve"], "associations": ADA.associations[2:3]})
-    assert [partition.name for partition in usable(CLUSTER, stranger).partitions] == ["cpu"]
+    outsider = ADA.model_copy(update={"groups": ["eve"], "associations": ADA.associations[2:3]})
+    assert [partition.name for partition in usable(CLUSTER, outsider).partitions] == ["cpu"]
     # Without accounting and groups only what nobody may see is left out.
     unknown = usable(CLUSTER, Access(user="eve"))
     assert [partition.name for partition in unknown.partitions] == ["gpu", "cpu", "debug"]

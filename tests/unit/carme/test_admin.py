@@ -66,7 +66,7 @@ async def test_a_node_is_drained_with_its_reason_and_resumed(portal: Any) -> Non
         ("n1", "x" * 201, "200"),
     ],
 )
-async def test_what_cannot_be_is_refused(portal: Any, name: str, reason: str, sentence: str) -> None:
+async def test_wrong_nodes_and_names_are_refused(portal: Any, name: str, reason: str, sentence: str) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
         await portal.client.node(name, True, user="root1", reason=reason)
     assert updates(portal) == []
@@ -128,7 +128,7 @@ GIVEN = {Path("/home"): QuotaSettings(limit_gb=100), Path("/scratch"): QuotaSett
 
 
 @pytest.mark.parametrize("quotas", [{}, GIVEN])
-async def test_quotas_are_seen_to_each_time(
+async def test_quotas_are_set_at_each_enrolment(
     portal: Any, systemd: Systemd, default: None, quotas: Any
 ) -> None:
     message = ["saw to the quotas on /home and /scratch"] if quotas else []

@@ -29,7 +29,7 @@ def array(request_: JobRequest) -> JobRequest:
         ("1-3, 2-4", [1, 2, 3, 4]),
     ],
 )
-def test_tasks(request_: JobRequest, text: str, numbers: list[int]) -> None:
+def test_a_task_list_selects_its_numbers(request_: JobRequest, text: str, numbers: list[int]) -> None:
     reported = JobRequest.read(request_.model_dump() | {"array": text}).array
     assert reported is not None
     assert list(arrays.numbers(reported)) == numbers and arrays.count(reported) == len(numbers)
@@ -40,7 +40,7 @@ def test_tasks(request_: JobRequest, text: str, numbers: list[int]) -> None:
     "text",
     ["", "a", "3-1", "1-", "1,,2", "0-9%0", "0-9%", "0-9:0", "-1", "1;2", "0-99999999", "%2", "0-9%%2", "٣"],
 )
-def test_what_is_no_list_of_tasks(request_: JobRequest, text: str) -> None:
+def test_an_invalid_task_list_is_refused(request_: JobRequest, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         JobRequest.read(request_.model_dump() | {"array": text})
     assert caught.value.field == "array"
@@ -147,7 +147,7 @@ async def test_a_job_that_is_no_array_has_no_tasks_to_submit_again(site: Any, re
     assert len(site.slurm.calls("sbatch")) == 1
 
 
-async def test_a_task_that_only_the_accounting_knows(site: Any, array: JobRequest) -> None:
+async def test_a_task_that_only_the_accounting_knows_is_found(site: Any, array: JobRequest) -> None:
     record = {"JobIDRaw": "303", "JobID": "300_3", "User": "ada", "State": "COMPLETED", "JobName": "a"}
     site.slurm.account(record, record | {"JobIDRaw": "300", "JobID": "300_[4-9]", "State": "CANCELLED by 0"})
     assert (await site.client.job(300, task=3)).id == 303
@@ -176,7 +176,7 @@ async def test_a_task_that_was_cancelled_while_it_waited_is_still_one(site: Any,
         await site.client.job(number, task=7)
 
 
-async def test_too_many_tasks_are_a_sentence(site: Any, array: JobRequest) -> None:
+async def test_an_array_with_too_many_tasks_is_refused_with_a_sentence(site: Any, array: JobRequest) -> None:
     site.slurm.fail("sbatch", "sbatch: error: Batch job submission failed: Invalid job array specification")
     with pytest.raises(SlurmError, match="more tasks") as caught:
         await site.client.submit(array)

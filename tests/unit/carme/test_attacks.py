@@ -68,7 +68,7 @@ def test_the_attacker_needs_no_job_more_where_both_sessions_fill_a_node(attacker
     assert ("--overlap" in words, "--jobid=8" in words) == (attackers_node == "n1",) * 2
     # A job of its own does not wait for ever.
     beside = {"--nodelist=n1", "--partition=gpu", "--account=research", "--immediate=60"}
-    # Its own memory: by Slurm's default it might ask for the whole node's, where a session runs already.
+    # A memory request of its own: Slurm's default may be the whole node's, where a session runs already.
     beside |= {"--cpus-per-task=1", "--mem=4096M"}
     assert beside <= set(words) or attackers_node == "n1"
     assert "--gres=gpu:1" in words and "--jobid=7" not in words
@@ -102,7 +102,9 @@ def test_where_the_attackers_job_has_no_room_the_check_reports_it(tmp_path: Path
         (shut_out, broken, False, True),
     ],
 )
-def test_when_an_attack_counts_as_stopped(attack: Any, control: Any, ok: bool, stopped: bool) -> None:
+def test_an_attack_counts_as_stopped_only_if_its_control_succeeds(
+    attack: Any, control: Any, ok: bool, stopped: bool
+) -> None:
     message: list[str] = []
     report = verdict([Attack("x", "Area", "tries | it", attack, control)], FIXTURE, message.append)
     (line,) = report["attacks"]
@@ -127,7 +129,7 @@ def test_every_attack_has_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names) > 100
 
 
-def test_moves_in_the_file_system(tmp_path: Path) -> None:
+def test_file_system_attacks_report_whether_they_succeed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     assert (
         actions.read(f"{tmp_path}/secret")[0]
@@ -140,7 +142,16 @@ def test_moves_in_the_file_system(tmp_path: Path) -> None:
     assert not actions.connect_unix(f"{tmp_path}/secret")[0]
 
 
-def test_tries_at_the_same_time() -> None:
+def test_a_users_file_is_never_overwritten_but_one_that_a_killed_check_left_is(tmp_path: Path) -> None:
+    path = f"{tmp_path}/.jupyter/jupyter_server_config.py"
+    actions.put(path, "the attack")
+    actions.put(path, "the attack")
+    with pytest.raises(FileExistsError):
+        actions.put(path, "another attack")
+    assert Path(path).read_text() == "the attack"
+
+
+def test_attempts_run_at_the_same_time() -> None:
     """The server answers nobody before both have come, so one after the other would not get through."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -158,7 +169,7 @@ def test_tries_at_the_same_time() -> None:
         thread.join()
 
 
-def test_moves_on_processes() -> None:
+def test_process_attacks_report_whether_they_succeed() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         assert actions.send_signal(child.pid)[0] and actions.memory(child.pid)[0]
@@ -170,7 +181,7 @@ def test_moves_on_processes() -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not")
-def test_moves_of_somebody_else_fail(tmp_path: Path) -> None:
+def test_attacks_by_another_user_fail(tmp_path: Path) -> None:
     source = Path(actions.__file__).read_text()
     (tmp_path / "secret").write_text("x")
     script = (
@@ -183,7 +194,7 @@ def test_moves_of_somebody_else_fail(tmp_path: Path) -> None:
     assert done.stdout.split() == ["False"] * 6
 
 
-def test_moves_on_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_port_that_is_not_known_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         account = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
@@ -191,9 +202,9 @@ def test_moves_on_ports(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("127.0.0.1", port) in seen
         # The account's other programs, such as tests beside this one, open and close ports all the time.
         monkeypatch.setattr(actions, "tcp_ports_of", lambda user: seen)
-        others = [known for _, known in seen if known != port]
-        assert actions.other_ports(account, others)[0]
-        assert not actions.other_ports(account, [*others, port])[0]
+        unrelated = [known for _, known in seen if known != port]
+        assert actions.other_ports(account, unrelated)[0]
+        assert not actions.other_ports(account, [*unrelated, port])[0]
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +236,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_server_that_wants_a_certificate(authority: Path, shown: bool) -> None:
+def test_a_server_that_requires_a_certificate_is_reached_only_with_one(authority: Path, shown: bool) -> None:
     """In TLS 1.3 a refused client learns it after its own side is done."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=f"{authority}.crt")
     context.load_cert_chain(authority)

@@ -103,9 +103,9 @@ def make_backup(site: Path, key: Path, **more: Any) -> Path:
     return backup
 
 
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("is_own", [True, False])
 def test_only_links_of_root_and_our_own_are_followed(
-    site: Path, key: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+    site: Path, key: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool
 ) -> None:
     (site / "portal/a").mkdir()
     (site / "portal/a/passwd").write_text("mine")
@@ -115,17 +115,17 @@ def test_only_links_of_root_and_our_own_are_followed(
     (outside / "passwd").write_text("root's")
     link = site / "portal/a"
     link.symlink_to(outside)
-    if not ours and os.geteuid() == 0:
+    if not is_own and os.geteuid() == 0:
         os.chown(link, 65534, 65534, follow_symlinks=False)
-    elif not ours:
+    elif not is_own:
         monkeypatch.setattr(os, "geteuid", lambda: 65534)
     restore(backup, key)
     assert (link / "passwd").read_text() == "mine"
-    assert link.is_symlink() == ours
-    assert (outside / "passwd").read_text() == ("mine" if ours else "root's")
+    assert link.is_symlink() == is_own
+    assert (outside / "passwd").read_text() == ("mine" if is_own else "root's")
 
 
-def test_all_comes_back_with_what_a_service_was_writing(site: Path, key: Path) -> None:
+def test_a_restore_has_all_files_and_committed_rows_of_running_services(site: Path, key: Path) -> None:
     services = [use(site / "portal/portal.sqlite3"), use(site / "hub/hub.sqlite")]
     backup = make_backup(site, key)
     for opened in services:
@@ -148,7 +148,7 @@ def test_all_comes_back_with_what_a_service_was_writing(site: Path, key: Path) -
     assert (site / "log/added").read_text() == "stays"
 
 
-def test_what_belongs_to_it(site: Path, key: Path) -> None:
+def test_a_backup_has_configuration_secrets_logs_and_databases(site: Path, key: Path) -> None:
     extra = site.parent / "prometheus/data"
     extra.parent.mkdir()
     extra.write_text("series")
@@ -165,7 +165,7 @@ def test_what_belongs_to_it(site: Path, key: Path) -> None:
     assert f"{site}/images/torch.sif" in paths
 
 
-def test_it_can_be_looked_at_below_a_folder(site: Path, key: Path, tmp_path: Path) -> None:
+def test_a_backup_can_be_restored_below_a_folder(site: Path, key: Path, tmp_path: Path) -> None:
     backup = make_backup(site, key)
     (site / "broker/sessions.json").write_text("newer")
     restore(backup, key, tmp_path / "look")
@@ -272,7 +272,7 @@ def test_a_server_is_dumped_and_loaded_as_its_account_without_secrets_in_argumen
     assert not ran
 
 
-def test_the_command(
+def test_the_backup_command_creates_checks_and_restores(
     site: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs = tmp_path / "bin"
@@ -393,9 +393,9 @@ def test_a_log_that_may_be_added_to_only_is_restored_and_stays_so(
     assert log.read_text() == after
     assert (site / "portal/calendar.key").read_text() == "feed"
     assert not list(log.parent.glob(".carme*"))
-    others = list(log.parent.glob("*before-restore*"))
-    assert [each.read_text() for each in others] == aside
-    for each in (log, *others):
+    backups = list(log.parent.glob("*before-restore*"))
+    assert [each.read_text() for each in backups] == aside
+    for each in (log, *backups):
         with pytest.raises(PermissionError):
             each.write_text("")
         assert mark(each, "-a")

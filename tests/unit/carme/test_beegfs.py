@@ -110,7 +110,7 @@ TABLE = r"""
 """
 
 
-def test_patterns_of_both_versions() -> None:
+def test_stripe_patterns_of_both_releases_are_parsed() -> None:
     assert parse_pattern(FILE_7) == Pattern("raid0", 512 << 10, 2, None)
     assert parse_pattern(FOLDER_8) == Pattern("raid0", 1 << 20, 4, 1)
     assert parse_pattern(FOLDER_8.replace("RAID0", "Buddy Mirror")).kind == "buddymirror"
@@ -118,7 +118,7 @@ def test_patterns_of_both_versions() -> None:
         parse_pattern("Unable to reach the metadata node")
 
 
-def test_the_target_that_a_file_begins_on() -> None:
+def test_the_first_target_of_a_file_is_parsed() -> None:
     assert parse_first_target(FILE_7) == "1"
     assert parse_first_target(FILE_7_MIRRORED) == "102"
     assert parse_first_target_8(FILE_8) == "201"
@@ -179,7 +179,7 @@ def test_nodes_that_copy_together_read_from_different_targets(
     assert Spread(str(source), str(tmp_path / "target"), Options()).plan(3) == 13
 
 
-def test_quota() -> None:
+def test_the_quota_of_release_7_is_parsed() -> None:
     (quota,) = parse_quota(QUOTA_7)
     assert (quota.pool, quota.used, quota.limit) == ("Default", int(601.03 * 2**30), 1 << 40)
     assert (quota.files, quota.files_limit) == (17688628, None)
@@ -187,7 +187,7 @@ def test_quota() -> None:
     assert parse_quota("nothing of the kind") == []
 
 
-def test_quota_of_release_8() -> None:
+def test_the_quota_of_release_8_is_parsed() -> None:
     first, second = parse_quota_8(QUOTA_8, 1001)
     assert (first.pool, first.used, first.limit) == ("storage_pool_default", 601_030_000, 1 << 40)
     assert (first.files, first.files_limit) == (17688, None)
@@ -195,7 +195,7 @@ def test_quota_of_release_8() -> None:
     assert parse_quota_8(QUOTA_8, 1002) == [] == parse_quota_8("[]\nError: no such user", 1001)
 
 
-def test_free_space_of_targets() -> None:
+def test_the_free_space_of_targets_is_parsed() -> None:
     gib = 1 << 30
     assert parse_targets(TARGETS_7) == [
         Target("21", int(662.9 * gib), int(531.7 * gib)),
@@ -229,12 +229,12 @@ def test_a_folder_is_striped_by_what_comes(tmp_path: Path, monkeypatch: pytest.M
     assert not fit(str(tmp_path / "data"), 1, 1)
 
 
-def test_mounts() -> None:
+def test_mounts_are_found_in_the_mount_table() -> None:
     assert mounts(TABLE) == [Mount("/mnt/bee gfs", "/etc/beegfs/home/client.conf"), Mount("/scratch")]
     assert mounts("") == []
 
 
-def test_what_suits_what() -> None:
+def test_the_stripe_pattern_follows_the_number_and_size_of_files() -> None:
     assert suited(200_000, 200_000 * 4096, 12) == Pattern("raid0", 64 << 10, 1)
     assert suited(1000, 1000 << 23, 12).targets == 4 and suited(1000, 1000 << 23, 2).targets == 2
     assert suited(20, 20 << 30, 12) == Pattern("raid0", 4 << 20, 12)
@@ -243,7 +243,9 @@ def test_what_suits_what() -> None:
 
 
 @pytest.mark.parametrize("program", ["beegfs", "beegfs-ctl"])
-def test_the_programs_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def test_the_programs_of_each_release_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
     """A stand-in writes down what it is called with; the real ones need a BeeGFS."""
     (tmp_path / program).write_text(
         f"#!{sys.executable}\nimport json, sys\n"
@@ -301,7 +303,9 @@ def test_a_limit_is_set_where_there_is_none(
     assert [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()] == calls
 
 
-def test_without_its_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_programs_there_is_an_error_and_the_space_of_the_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CarmeError, match="Neither beegfs nor beegfs-ctl"):
         BeeGFS(Mount("/scratch"))

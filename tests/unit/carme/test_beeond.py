@@ -54,7 +54,7 @@ def until_gone(process: int) -> None:
         time.sleep(0.02)
 
 
-def test_it_is_its_job_s_owner_s_and_leaves_nothing(instance: BeeOND) -> None:
+def test_the_file_system_belongs_to_the_jobs_owner_and_leaves_nothing(instance: BeeOND) -> None:
     instance.start("7", UID, ["n1", "n2"])
     status = (instance.mounts / "7").stat()
     assert os.path.ismount(instance.mounts / "7")
@@ -75,10 +75,10 @@ def test_it_is_its_job_s_owner_s_and_leaves_nothing(instance: BeeOND) -> None:
 
 
 def test_other_nodes_wait_until_it_is_complete(instance: BeeOND) -> None:
-    other = BeeOND(instance.mounts, instance.state, instance.marks, "n2")
+    second = BeeOND(instance.mounts, instance.state, instance.marks, "n2")
     with pytest.raises(CarmeError, match=r"not there after 0 s\. See what the prolog of n1 says"):
-        other.start("7", UID, ["n1", "n2"], seconds=0.1)
-    waiting = threading.Thread(target=other.start, args=("7", UID, ["n1", "n2"]))
+        second.start("7", UID, ["n1", "n2"], seconds=0.1)
+    waiting = threading.Thread(target=second.start, args=("7", UID, ["n1", "n2"]))
     waiting.start()
     instance.start("7", UID, ["n1", "n2"])
     waiting.join(HANG)
@@ -101,7 +101,7 @@ def test_what_fails_is_reported_and_leaves_nothing(instance: BeeOND, tmp_path: P
 def test_after_the_host_s_start_nobody_else_s_process_is_ended(instance: BeeOND) -> None:
     instance.start("7", UID, ["n1"])
     process = server(instance, "7")
-    # As after a reset: /run is empty, nothing is mounted, and the number belongs to a stranger.
+    # As after a reset: /run is empty, nothing is mounted, and the process id belongs to another program.
     shutil.rmtree(instance.marks)
     subprocess.run(["umount", "--lazy", str(instance.mounts / "7")], check=True)
     try:

@@ -283,7 +283,7 @@ CLAIMS = st.lists(
 
 
 @given(CLAIMS, st.integers(1, 3), st.integers(1, 150), MINUTES, st.sampled_from([None, 4, 8, 12]))
-def test_the_nearest_slots_are_free_and_none_is_nearer(
+def test_the_nearest_free_slots_are_found(
     claims: list[Claim], nodes: int, minutes: int, around: int, most: int | None
 ) -> None:
     free = Board(["n1", "n2", "n3"], claims, most)
@@ -427,7 +427,7 @@ def reservation_spec(name: str, first: int = 60, last: int = 180, **fields: Any)
 A, B, C = (f"carme-{letter * 12}" for letter in "abc")
 
 
-def test_what_agrees_needs_nothing() -> None:
+def test_matching_reservations_need_no_change() -> None:
     found = plan([reservation_spec(A, users=["ada", "bob"])], [reservation(A, users=["bob", "ada"])], NOW)
     assert (found.keep, found.release) == ([], [])
 
@@ -438,8 +438,8 @@ def test_what_is_missing_is_made_and_what_nobody_booked_is_given_back() -> None:
 
 
 def test_the_administrators_own_reservations_are_left_alone() -> None:
-    others = [reservation(name) for name in ("maint", "carme-workshop", "carme-", f"x{A}", f"{A}b")]
-    assert plan([], others, NOW).release == []
+    reservations = [reservation(name) for name in ("maint", "carme-workshop", "carme-", f"x{A}", f"{A}b")]
+    assert plan([], reservations, NOW).release == []
 
 
 @pytest.mark.parametrize("fields", [{"node_names": ["n2"]}, {"users": ["bob"]}, {"last": 200}, {"first": 70}])
@@ -468,7 +468,7 @@ def test_what_is_there_makes_room_first() -> None:
     st.lists(st.sampled_from([A, B, C]), unique=True),
     st.lists(st.sampled_from([A, B, C, "maint"]), unique=True),
 )
-def test_doing_what_is_planned_makes_them_agree(held: list[str], there: list[str]) -> None:
+def test_executing_the_plan_makes_reservations_match_bookings(held: list[str], there: list[str]) -> None:
     reserved = {name: reservation(name) for name in there}
     found = plan(map(reservation_spec, held), reserved.values(), NOW)
     for booking in found.keep:

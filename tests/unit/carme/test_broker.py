@@ -28,7 +28,7 @@ AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failu
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """Wait for what the next polls bring; the test's own time limit ends it otherwise."""
+    """Wait until the next polls fulfil a condition; the test's own time limit ends it otherwise."""
     while not (result := await condition()):  # noqa: ASYNC110 - what changes is outside
         await asyncio.sleep(0.02)
     return result
@@ -37,7 +37,9 @@ async def until(condition: Callable[[], Any]) -> Any:
 # Submission
 
 
-async def test_submission(site: Any, order: JobRequest) -> None:
+async def test_a_job_is_submitted_with_all_its_options_and_its_own_folder(
+    site: Any, order: JobRequest
+) -> None:
     job_id = await site.client.submit(order)
     (call,) = site.slurm.calls("sbatch")
     folder = Path(call["cwd"]) if call["cwd"] != "/" else None
@@ -92,7 +94,7 @@ async def test_submission(site: Any, order: JobRequest) -> None:
     assert (job.key, job.kind, job.image, job.user) == (key, "session", "torch", "ada")
 
 
-async def test_programs_of_a_user_run_as_that_user_and_know_nothing_of_ours(
+async def test_programs_of_a_user_run_as_that_user_without_the_brokers_environment(
     site: Any, order: JobRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_BROKER", "1")
@@ -173,11 +175,11 @@ async def test_a_job_whose_submission_got_no_answer_is_cancelled_when_it_turns_u
     await until(cancelled)
 
 
-async def test_an_estimate(site: Any, order: JobRequest) -> None:
+async def test_a_start_estimate_is_a_range_around_slurms_plan(site: Any, order: JobRequest) -> None:
     before = datetime.now(UTC)
     estimate = await site.client.test(order)
     assert estimate.start == datetime.fromtimestamp(1795181538, UTC)
-    # No job has ended lately by which it could be judged: half of what Slurm plans with.
+    # No job that ended recently shows how good the plan is: half of Slurm's planned wait.
     latest, moment = max(estimate.start, before), timedelta(minutes=5)
     assert estimate.earliest is not None
     assert -moment < estimate.earliest - (before + (latest - before) / 2) < moment
@@ -249,14 +251,14 @@ async def test_a_service_is_one_account_not_a_name(
 ) -> None:
     """A directory server may know another number by the name of a service."""
     impostor = UnixAccount("hub", 4711, 4711, "/home/hub")
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    connection, peer_end = socket.socketpair()
+    with connection, peer_end:
         monkeypatch.setattr(UnixAccount, "numbered", lambda uid: impostor)
         if os.getuid() == 0:
             monkeypatch.setattr("carme.broker.peers._CREDENTIALS", _Pretended(4711))
-        assert not (await identify(ours, settings)).trusted
+        assert not (await identify(connection, settings)).trusted
         monkeypatch.setattr(UnixAccount, "numbered", lambda uid: UnixAccount.named("hub"))
-        assert (await identify(ours, settings)).trusted
+        assert (await identify(connection, settings)).trusted
 
 
 class _Pretended:
@@ -307,14 +309,14 @@ async def test_the_audit_log_shows_who_requested_others_jobs(site: Any) -> None:
 
 
 async def test_the_kernel_says_who_the_peer_is(settings: Settings, accounts: None) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        peer = await identify(ours, settings)
+    connection, peer_end = socket.socketpair()
+    with connection, peer_end:
+        peer = await identify(connection, settings)
     assert (peer.pid, peer.account.uid) == (os.getpid(), os.getuid())
     assert peer.trusted is (os.getuid() == 0)
 
 
-async def test_rules_by_name(settings: Settings, accounts: None) -> None:
+async def test_a_person_acts_as_itself_and_a_service_for_any_user(settings: Settings, accounts: None) -> None:
     ada, hub = UnixAccount.named("ada"), UnixAccount.named("hub")
     person, service = Peer(1, ada, trusted=False), Peer(1, hub, trusted=True)
     assert await acting_for(person, None, settings) == ada
@@ -348,7 +350,7 @@ async def test_another_account_is_recognised(settings: Settings, accounts: None,
 # What changes
 
 
-async def test_events(site: Any) -> None:
+async def test_events_report_each_change_once(site: Any) -> None:
     first = await site.client.events()
     assert (first.complete, first.jobs) == (True, [])
     waiting = asyncio.create_task(site.client.events(first.cursor, wait=30))
@@ -392,7 +394,9 @@ async def test_a_job_that_vanishes_has_an_end(site: Any, accounted: bool) -> Non
     assert accounted or "has no record of the job" in job.explanation
 
 
-async def test_slurm_away(site: Any, order: JobRequest) -> None:
+async def test_while_slurm_is_away_the_last_snapshot_stays_and_changes_fail(
+    site: Any, order: JobRequest
+) -> None:
     site.slurm.jobs = [RUNNING]
     await until(lambda: jobs_of(site.client))
     taken = (await site.client.cluster()).taken

@@ -75,7 +75,7 @@ async def test_slurm_gets_times_in_utc_whatever_the_zone_of_the_host(portal: Any
     assert created["environment"]["TZ"] == "UTC"
 
 
-async def test_asking_again_changes_nothing(portal: Any) -> None:
+async def test_a_repeated_booking_changes_nothing(portal: Any) -> None:
     wanted = reservation_spec()
     await portal.client.reserve(wanted, user="ada")
     await portal.client.reserve(wanted, user="ada")
@@ -208,7 +208,9 @@ async def test_slurms_refusal_is_reported_in_plain_words(portal: Any) -> None:
         ("allocation failure: Requested reservation is invalid", "reservation", "no such booking"),
     ],
 )
-def test_what_slurm_24_11_says_of_reservations(answer: str, field: str, words: str) -> None:
+def test_refusals_of_slurm_24_11_about_reservations_become_plain_words(
+    answer: str, field: str, words: str
+) -> None:
     error = refusal("scontrol", answer)
     assert error.field == field
     assert words in error.message
@@ -276,7 +278,9 @@ async def test_a_maintenance_is_planned_changed_and_cancelled(portal: Any) -> No
         ({"last": 600_000}, "must end within a year"),
     ],
 )
-async def test_what_cannot_be_maintained(portal: Any, fields: dict[str, Any], message: str) -> None:
+async def test_a_maintenance_with_wrong_nodes_or_times_is_refused(
+    portal: Any, fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidRequest, match=message):
         await portal.client.maintain(window(**fields), user="root")
     assert not changes(portal)

@@ -15,7 +15,7 @@ from carme.jobs import JobRequest, contents
 from carme.jobs.scripts import sent, sent_script
 
 
-async def test_logs(site: Any, order: JobRequest) -> None:
+async def test_a_log_is_read_from_any_offset_in_whole_characters(site: Any, order: JobRequest) -> None:
     job_id = await site.client.submit(order)
     assert (await site.client.log(job_id)).model_dump() == {"text": "", "offset": 0, "size": 0}
     log = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key / "output.log"
@@ -110,7 +110,9 @@ async def test_a_script_that_is_no_utf_8_reaches_the_job_as_it_is(site: Any, req
     assert contents.to_bytes((await site.client.script("old.sh")).text) == data
 
 
-async def test_what_an_owner_wrote_into_a_request_is_checked_anew(site: Any, request_: JobRequest) -> None:
+async def test_a_stored_request_that_its_owner_changed_is_checked_again(
+    site: Any, request_: JobRequest
+) -> None:
     job_id = await site.client.submit(request_)
     file = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key / "request.json"
     values = json.loads(file.read_text())

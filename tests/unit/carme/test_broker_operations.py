@@ -77,7 +77,7 @@ async def test_each_operation_has_the_handler_of_its_own_type(settings: Any, slu
 
 
 @pytest.mark.parametrize("kind", restricted, ids=[kind.method for kind in restricted])
-async def test_who_may_not_is_refused_in_the_declaration_s_words(site: Any, kind: type[Any]) -> None:
+async def test_a_denied_request_gets_the_declared_message(site: Any, kind: type[Any]) -> None:
     names = kind.signature().parameters
     values = {name: VALUES[name] for name, field in names.items() if field.default is field.empty}
     with pytest.raises(Denied) as caught:

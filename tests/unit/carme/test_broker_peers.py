@@ -72,7 +72,7 @@ async def test_a_huge_request_is_refused(site: Any) -> None:
     writer.close()
 
 
-async def test_a_huge_request_does_not_leave_the_client(site: Any, order: JobRequest) -> None:
+async def test_a_request_that_is_too_large_is_refused_by_the_client(site: Any, order: JobRequest) -> None:
     with pytest.raises(InvalidRequest, match=r"at most 1048576 are allowed. Put large values into a file"):
         await site.client.submit(order.model_copy(update={"environment": {"A": "x" * (1 << 20)}}))
 
@@ -94,7 +94,7 @@ async def test_a_half_request_gets_an_answer(site: Any) -> None:
     writer.close()
 
 
-async def test_several_requests_on_one_connection(site: Any) -> None:
+async def test_several_requests_on_one_connection_are_answered_in_order(site: Any) -> None:
     reader, writer = await asyncio.open_unix_connection(site.settings.broker.socket, limit=1 << 20)
     writer.write(b'{"method": "jobs"}\n{"method": "nope"}\n{"method": "jobs"}\n')
     answers = [json.loads(await reader.readline()) for _ in range(3)]
@@ -118,7 +118,7 @@ async def test_one_user_cannot_take_all_connections(site: Any) -> None:
         writer.close()
 
 
-async def test_many_at_once(site: Any, order: JobRequest) -> None:
+async def test_jobs_submitted_at_once_get_different_numbers(site: Any, order: JobRequest) -> None:
     site.act("hub", trusted=True)
     ids = await asyncio.gather(*(site.client.submit(order, user="ada") for _ in range(12)))
     assert len(set(ids)) == 12
@@ -143,7 +143,7 @@ async def test_the_socket_is_for_everybody(site: Any) -> None:
 # Clients
 
 
-async def test_both_clients_have_the_same_methods_and_words(site: Any) -> None:
+async def test_both_clients_have_the_same_methods_and_docstrings(site: Any) -> None:
     client = BrokerClient(site.settings.broker.socket)
     assert await asyncio.to_thread(client.jobs) == await site.client.jobs()
     with pytest.raises(Denied, match="may not act for 'bob'"):
@@ -158,7 +158,7 @@ async def test_both_clients_have_the_same_methods_and_words(site: Any) -> None:
     }  # which hands the connection over: open_files
 
 
-async def test_no_broker(tmp_path: Path) -> None:
+async def test_clients_report_a_broker_that_is_down(tmp_path: Path) -> None:
     for words in ("no such file", "refused"):
         with pytest.raises(
             BrokerUnavailable, match=f"does not answer: .*{words}.*systemctl status carme-broker"
@@ -172,7 +172,7 @@ async def test_no_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"what?\n", b'{"result": "x"}\n', b'{"result": 7'])
-async def test_a_broker_that_talks_nonsense(tmp_path: Path, answer: bytes) -> None:
+async def test_clients_report_a_broker_whose_answer_is_invalid(tmp_path: Path, answer: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(answer)
@@ -185,7 +185,7 @@ async def test_a_broker_that_talks_nonsense(tmp_path: Path, answer: bytes) -> No
             await asyncio.to_thread(BrokerClient(tmp_path / "s").jobs)
 
 
-async def test_which_accounts_somebody_leads(site: Any) -> None:
+async def test_only_the_user_and_services_learn_which_accounts_the_user_coordinates(site: Any) -> None:
     assert await site.client.coordinated_accounts() == ["physics"]
     with pytest.raises(Denied):
         await site.client.coordinated_accounts(user="bob")

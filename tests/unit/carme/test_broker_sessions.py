@@ -178,7 +178,7 @@ async def test_notes_cost_slurm_nothing(site: Any, monkeypatch: pytest.MonkeyPat
     assert polls("show", "node") == nodes
 
 
-async def test_without_jobs_of_ours_the_broker_rarely_looks(
+async def test_without_sessions_or_jobs_of_carme_the_broker_polls_rarely(
     site: Any, order: JobRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pulses() -> int:
@@ -273,7 +273,7 @@ async def test_a_cancel_that_fails_is_no_end(site: Any) -> None:
     assert (await reaches(site, SessionState.ENDED)).ending is Ending.DIED_AT_START
 
 
-async def test_who_cancels_is_distinguished(site: Any) -> None:
+async def test_cancellations_by_owner_and_administrator_are_distinguished(site: Any) -> None:
     site.slurm.jobs = [JOB, JOB | {"A": 8, "j": "session-s2"}]
     await reaches(site, SessionState.STARTING, "s2")
     await site.client.cancel(7)
@@ -317,9 +317,7 @@ async def test_what_took_the_place_of_a_preempted_session_is_named(site: Any) ->
     ("hidden", "words"),
     [("", "a job in partition urgent, which has a higher"), ("urgent", "one with a higher priority")],
 )
-async def test_of_a_job_that_its_owner_may_not_see_only_the_partition_is_reported(
-    site: Any, hidden: str, words: str
-) -> None:
+async def test_only_the_partition_of_a_hidden_job_is_reported(site: Any, hidden: str, words: str) -> None:
     (site.slurm.state / "private").write_text(hidden)
     site.slurm.jobs = [
         JOB | {"T": "PREEMPTED", "e": ENDED},
@@ -333,7 +331,7 @@ async def test_of_a_job_that_its_owner_may_not_see_only_the_partition_is_reporte
 
 
 @pytest.mark.parametrize(
-    "other",
+    "difference",
     [
         {"P": "gpu"},  # of equal rank
         {"N": "n2"},
@@ -342,15 +340,15 @@ async def test_of_a_job_that_its_owner_may_not_see_only_the_partition_is_reporte
         {"T": "PENDING"},
     ],
 )
-async def test_what_did_not_take_the_place_is_not_blamed(site: Any, other: dict[str, Any]) -> None:
-    site.slurm.jobs = [JOB | {"T": "PREEMPTED", "e": ENDED}, URGENT | other]
+async def test_what_did_not_take_the_place_is_not_blamed(site: Any, difference: dict[str, Any]) -> None:
+    site.slurm.jobs = [JOB | {"T": "PREEMPTED", "e": ENDED}, URGENT | difference]
     await reaches(site, SessionState.ENDED)
     site.slurm.jobs = [*site.slurm.jobs, JOB | {"A": 9, "j": "session-s9"}]
     await reaches(site, SessionState.STARTING, "s9")
     assert "in favour of one with a higher priority" in (await site.client.session("s1")).sentence
 
 
-async def test_who_cancels_what_slurm_is_ending_is_not_why_it_ended(site: Any) -> None:
+async def test_a_cancellation_of_a_job_that_slurm_is_ending_is_not_its_cause(site: Any) -> None:
     site.slurm.jobs = [JOB]
     site.act("hub", trusted=True)
     await reaches(site, SessionState.STARTING)
@@ -386,7 +384,7 @@ def closings(site: Any) -> list[Any]:
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """Wait for what the next polls bring; the test's own time limit ends it otherwise."""
+    """Wait until the next polls fulfil a condition; the test's own time limit ends it otherwise."""
     while not (result := await condition()):  # noqa: ASYNC110 - what changes is outside
         await asyncio.sleep(0.02)
     return result
@@ -443,7 +441,7 @@ async def test_a_waiting_session_that_slurm_lost_is_submitted_again_once(
     assert second["stdin"] == first["stdin"].replace(' "$PWD"', ' --submission 2 "$PWD"')
     assert len(closings(site)) == 1
     assert [session.job_id for session in await site.client.sessions(active=False)] == [105]
-    # Anyone who has not heard of the new number means the session all the same.
+    # A client that does not know the new number yet still means this session.
     site.slurm.account()
     await site.client.note(lost, "ada", SessionNote(server=ServerStatus.STARTING), session="s1")
     await site.client.cancel(lost, user="ada", session="s1")

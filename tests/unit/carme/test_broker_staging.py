@@ -95,14 +95,14 @@ async def test_data_is_brought_to_booked_nodes_ahead(site: Any, with_data: JobRe
     feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
     nodes = site.slurm.state / "nodes"
     nodes.write_text(nodes.read_text().replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
-    other = requested | {"name": "stage-0123-cd"}
-    assert await site.client.bring(node_names=["n1"], user="ada", **other) is None
+    second_request = requested | {"name": "stage-0123-cd"}
+    assert await site.client.bring(node_names=["n1"], user="ada", **second_request) is None
     site.act("ada")
     with pytest.raises(Denied):
-        await site.client.bring(node_names=["n1"], user="ada", **other)
+        await site.client.bring(node_names=["n1"], user="ada", **second_request)
 
 
-async def test_who_cancels_the_job_cancels_what_brings_its_data(site: Any, with_data: JobRequest) -> None:
+async def test_cancelling_a_job_cancels_its_stage_in_job(site: Any, with_data: JobRequest) -> None:
     job_id = await site.client.submit(with_data)
     both = {job.id for job in await site.client.jobs()}
     await site.client.cancel(job_id)
@@ -129,7 +129,7 @@ async def test_nodes_that_have_the_data_are_preferred_and_nothing_is_brought(
     assert "prefer" not in options(again)
 
 
-async def test_a_copy_that_goes_while_a_job_is_submitted(
+async def test_a_job_starts_although_the_cached_copy_disappears_meanwhile(
     site: Any, with_data: JobRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm refuses the word that no node has any more, and the job starts without it."""
@@ -183,7 +183,7 @@ async def test_the_job_follows_its_data_and_says_how_far_it_is(
     assert f"AvailableFeatures={feature}" in (site.slurm.state / "nodes").read_text()
 
 
-async def test_scratch_where_there_is_none(site: Any, request_: JobRequest) -> None:
+async def test_a_stage_to_scratch_is_refused_on_a_site_without_one(site: Any, request_: JobRequest) -> None:
     requested = request_.model_copy(update={"stage": [Stage(source="/data/x", target="scratch")]})
     with pytest.raises(InvalidRequest, match="no scratch for staging"):
         await site.client.submit(requested)

@@ -89,7 +89,9 @@ async def test_every_line_gets_one_answer(site: Any, sent: list[bytes]) -> None:
 
 @many
 @given(data=st.binary(max_size=200), cut=st.integers(0, 200), how=st.sampled_from(["close", "abort", "eof"]))
-async def test_connections_that_break_off(site: Any, data: bytes, cut: int, how: str) -> None:
+async def test_connections_that_break_off_get_answers_to_their_whole_lines(
+    site: Any, data: bytes, cut: int, how: str
+) -> None:
     reader, writer = await connect(site)
     writer.write(data[:cut])
     match how:
@@ -125,11 +127,11 @@ async def test_broken_off_connections_leave_no_place_taken(site: Any) -> None:
 @pytest.mark.parametrize(
     "size", [protocol.MAXIMUM_LINE - 1, protocol.MAXIMUM_LINE + 1, 20 * protocol.MAXIMUM_LINE]
 )
-async def test_huge_lines(site: Any, size: int) -> None:
+async def test_lines_that_are_too_long_are_refused(site: Any, size: int) -> None:
     reader, writer = await connect(site)
 
     async def send() -> None:
-        # The broker hangs up on what is too long, before it has come in whole.
+        # The broker closes the connection of a line that is too long before it has received all of it.
         with contextlib.suppress(ConnectionError):
             writer.write(b" " * size + b"\n")
             await writer.drain()
@@ -143,7 +145,7 @@ async def test_huge_lines(site: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("line_seconds", [10.0])
-async def test_two_hundred_clients_and_slow_ones_among_them(
+async def test_slow_clients_do_not_delay_two_hundred_others(
     site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each client is another user; three of them trickle, do not read, and do not hang up."""

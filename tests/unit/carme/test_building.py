@@ -128,7 +128,7 @@ def test_what_is_there_already_is_not_replaced(node: Node) -> None:
     assert [file.name for file in node.target.parent.iterdir()] == ["mine.sif"]
 
 
-def test_pip_looks_where_the_node_does_but_not_in_folders(node: Node, tmp_path: Path) -> None:
+def test_pip_uses_the_nodes_index_but_not_its_folders(node: Node, tmp_path: Path) -> None:
     file = tmp_path / "pip.conf"
     file.write_text(
         "[global]\nindex-url = https://pip.example/simple\nextra-index-url =\n  file:///opt/x\n"
@@ -170,7 +170,7 @@ def test_the_program_leaves_a_result_and_honest_exit_codes(node: Node, tmp_path:
 @pytest.mark.parametrize(
     ("kind", "text"), [("definition", "%post\n"), ("requirements", " "), ("requirements", "a\0")]
 )
-def test_texts_that_nothing_can_be_built_from(kind: str, text: str) -> None:
+def test_a_text_that_defines_no_image_is_refused(kind: str, text: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         check_text(kind, text)
     assert refused.value.field == "text"

@@ -102,7 +102,7 @@ async def test_a_broker_that_has_lost_its_records_takes_comments_for_hints_once(
         assert (await site.client.session("s1")).state is SessionState.STARTING
 
 
-def test_a_look_that_is_faster_than_the_answer_to_a_submission_counts() -> None:
+def test_a_poll_before_the_answer_to_a_submission_counts() -> None:
     records, now = Records(), datetime.now(UTC)
     records.load(now, [])
     records.begin(Record(key=KEY, user="ada", kind="session", name="session-s1", submitted=now))
@@ -129,16 +129,16 @@ async def test_a_session_may_last_as_long_as_one_whatever_its_comment_says(
         await site.client.extend(number, 365 * 1440, user="ada")
 
 
-async def test_a_comment_like_ours_makes_no_job_a_session(site: Any, order: JobRequest) -> None:
+async def test_a_forged_comment_makes_no_job_a_session(site: Any, order: JobRequest) -> None:
     number = await submitted(site, order)
-    mine, *_ = site.slurm.jobs
+    own, *_ = site.slurm.jobs
     later = int(time.time()) + 600  # since this broker records what it submits
     forged = {"j": "session-s9", "V": later, "T": "RUNNING", "N": "n1", "S": later}
     site.slurm.jobs = [
-        mine,
+        own,
         JOB | forged | {"A": 500},
-        JOB | forged | {"A": 501, "k": mine["k"], "j": mine["j"]},  # a copy of another one's
-        JOB | forged | {"A": 502, "u": "bob", "k": mine["k"], "j": mine["j"]},
+        JOB | forged | {"A": 501, "k": own["k"], "j": own["j"]},  # a copy of another one's
+        JOB | forged | {"A": 502, "u": "bob", "k": own["k"], "j": own["j"]},
     ]
 
     async def seen() -> bool:
@@ -225,10 +225,10 @@ async def test_where_slurm_itself_suspends_jobs_it_is_reported(site: Any) -> Non
 
 async def test_what_is_missing_for_a_session_that_waits(site: Any) -> None:
     # The node n1 has four GPUs, one of them in use; n2 takes no jobs.
-    theirs = {"j": "theirs", "u": "bob", "k": "(null)", "e": int(time.time()) + 1800, "l": "UNLIMITED"}
-    theirs |= {"tres-alloc": "cpu=2,mem=1000M,node=1,gres/gpu=1,gres/gpu:a100=1"}
-    mine = {"A": 8, "T": "PENDING", "r": "Resources", "N": "", "S": "N/A", "C": 1, "m": "1M"}
-    site.slurm.jobs = [JOB | theirs, JOB | mine | {"tres-alloc": "cpu=1,mem=1M,node=1,gres/gpu=4"}]
+    foreign = {"j": "theirs", "u": "bob", "k": "(null)", "e": int(time.time()) + 1800, "l": "UNLIMITED"}
+    foreign |= {"tres-alloc": "cpu=2,mem=1000M,node=1,gres/gpu=1,gres/gpu:a100=1"}
+    own = {"A": 8, "T": "PENDING", "r": "Resources", "N": "", "S": "N/A", "C": 1, "m": "1M"}
+    site.slurm.jobs = [JOB | foreign, JOB | own | {"tres-alloc": "cpu=1,mem=1M,node=1,gres/gpu=4"}]
     session = await reaches(site, SessionState.QUEUED)
     assert "1 GPU must become free on n1, in use by 1 job of others" in session.sentence
     assert "bob" not in session.sentence and "theirs" not in session.sentence

@@ -24,7 +24,9 @@ RUNNING: dict[str, Any] = {
 }  # fmt: skip
 
 
-async def test_status(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_status_shows_partitions_nodes_and_gpus(
+    site: Any, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert await carme("status") == 0
     output = capsys.readouterr().out
     assert "gpu*" in output and "3 of 4 a100" in output and "bad fan" in output
@@ -33,7 +35,9 @@ async def test_status(site: Any, file: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["nodes"][0]["name"] == "n1"
 
 
-async def test_submit_and_cancel(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_job_is_submitted_and_cancelled(
+    site: Any, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     nasty = ["$(touch x); ' \" ` | &\nnewline", "*", "-x"]
     assert (
         await carme("submit", "--gpus", "1", "--time", "2h", "--name", "try it", "--", "python", *nasty) == 0
@@ -66,7 +70,7 @@ async def test_a_cancelled_task_has_no_log_to_see(
     assert "See what one of its tasks wrote with: carme logs 100_TASK" in capsys.readouterr().out
 
 
-async def test_scripts(site: Any, file: Path, folder: Path) -> None:
+async def test_a_script_runs_with_its_interpreter_and_arguments(site: Any, file: Path, folder: Path) -> None:
     plain, marked, ready = (folder / name for name in ("plain.sh", "marked.py", "ready.sh"))
     plain.write_text("echo hi\n")
     marked.write_text("#!/usr/bin/env python3\n")
@@ -99,18 +103,18 @@ async def test_a_template_starts_a_script_over_the_nodes_of_its_job(
     assert request["command"] == ["carme-run", "--backend", "jax", str(script), "--epochs", "3"]
     more = ["--nodes", "1", "--gpus", "0", "--name", "mine", "--", "./simulate", "-n", "1"]
     assert await carme("submit", "--template", "mpi", *more) == 0
-    (other,) = set(jobs.iterdir()) - {folder_of_job}
-    request = json.loads((other / "request.json").read_text())
+    (folder_of_mpi,) = set(jobs.iterdir()) - {folder_of_job}
+    request = json.loads((folder_of_mpi / "request.json").read_text())
     assert [request[name] for name in requested] == ["mine", "torch", 1, 0]
     assert request["command"] == ["carme-run", "--backend", "mpi", "--", "./simulate", "-n", "1"]
-    # A site that has an image of the framework's name means it for that.
+    # If the site has an image with the framework's name, that image is used.
     for name in ("dask.sif", "dask.json"):
         (Path(site.settings.images.directory) / name).write_text('{"title": "Dask"}')
     before = set(jobs.iterdir())
     assert await carme("submit", "--template", "dask", str(script)) == 0
     assert await carme("submit", "--template", "dask", "--image", "torch", str(script)) == 0
-    made = sorted(set(jobs.iterdir()) - before, key=lambda path: path.stat().st_mtime_ns)
-    images = [json.loads((path / "request.json").read_text())["image"] for path in made]
+    folders = sorted(set(jobs.iterdir()) - before, key=lambda path: path.stat().st_mtime_ns)
+    images = [json.loads((path / "request.json").read_text())["image"] for path in folders]
     assert images == ["dask", "torch"]
     capsys.readouterr()
     assert await carme("submit", "--template", "jax", "nowhere.py") == 1
@@ -139,7 +143,7 @@ async def test_sbatch_lines_are_read_and_the_command_line_wins(
     assert "Line 1 of the script, '#SBATCH --nodes=many', cannot be understood" in capsys.readouterr().err
 
 
-async def test_scripts_of_other_editors(
+async def test_a_script_with_foreign_line_ends_or_encoding_is_refused(
     site: Any, file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = folder / "a b.sh"
@@ -158,7 +162,7 @@ async def test_scripts_of_other_editors(
             assert await carme("submit", str(script)) == 1
             assert words in capsys.readouterr().err
     assert not site.slurm.calls("sbatch")
-    # Python reads both; the system, by whose way an executable script starts, does not.
+    # Python reads both; the system, which starts an executable script, does not.
     script.write_bytes(b"\xef\xbb\xbf#!/usr/bin/python3\r\nprint(1)\r\n")
     script.chmod(0o755)
     assert await carme("submit", str(script)) == 0
@@ -167,7 +171,9 @@ async def test_scripts_of_other_editors(
     assert request["command"] == ["/usr/bin/python3", str(script)]
 
 
-async def test_options_behind_the_script_are_ours(site: Any, file: Path, folder: Path) -> None:
+async def test_options_after_the_script_and_before_two_hyphens_belong_to_submit(
+    site: Any, file: Path, folder: Path
+) -> None:
     script = folder / "train.sh"
     script.write_text("echo hi\n")
     assert (
@@ -203,7 +209,9 @@ def test_no_option_is_swallowed(arguments: list[str], words: str, capsys: pytest
     assert words in capsys.readouterr().err
 
 
-async def test_jobs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_jobs_are_listed_as_a_table_and_as_json(
+    site: Any, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert await carme("jobs") == 0
     assert "You have no jobs at the moment." in capsys.readouterr().out
     await site.queue([RUNNING])
@@ -215,7 +223,9 @@ async def test_jobs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out)[0]["id"] == 7
 
 
-async def test_logs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_log_is_printed_followed_and_cut_to_its_tail(
+    site: Any, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     await carme("submit", "--", "true")
     capsys.readouterr()
     assert await carme("logs", "100") == 0
@@ -248,7 +258,7 @@ async def test_logs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -
         (["config", "check", "/nowhere"], "There is no configuration file /nowhere."),
     ],
 )
-async def test_refusals(
+async def test_a_refusal_is_one_sentence(
     site: Any, file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     assert await carme(*arguments) == 1
@@ -257,19 +267,19 @@ async def test_refusals(
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["submit"], ["submit", "--"], ["cancel", "x"], ["logs"]])
-def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_ends_with_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
     assert "usage: carme" in capsys.readouterr().err
 
 
-def test_no_broker(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broker_that_is_down_is_reported(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 1
     assert "does not answer: no such file" in capsys.readouterr().err
 
 
-def test_config_check(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_is_checked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check"]) == 0
     assert "is right: site 'Carme'" in capsys.readouterr().out
     file.write_text("[site]\n")
@@ -336,7 +346,9 @@ ODD = {
 }
 
 
-async def test_odd_places_and_outputs(site: Any, file: Path, tmp_path: Path) -> None:
+async def test_commands_run_in_unusual_places_and_with_unusual_outputs(
+    site: Any, file: Path, tmp_path: Path
+) -> None:
     await site.queue([RUNNING | {"j": "grüße"}])
     all_done = await asyncio.gather(*(asyncio.to_thread(typed, line, tmp_path) for line in ODD))
     for (line, words), done in zip(ODD.items(), all_done, strict=True):

@@ -53,7 +53,9 @@ async def test_both_names_are_one_group(site: Any, file: Path, capsys: pytest.Ca
     assert all(f"    {action} " in texts[0] for action in ("start", "list", "show", "open", "extend", "stop"))
 
 
-async def test_no_sessions(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_an_empty_list_names_the_portal(
+    site: Any, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert await carme("session", "list") == 0
     assert capsys.readouterr().out.splitlines() == [
         "You have no sessions now.", "Start one at https://carme.example.org/",
@@ -62,7 +64,9 @@ async def test_no_sessions(site: Any, file: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out) == []
 
 
-async def test_list(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_sessions_are_listed_with_their_states(
+    sessions: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert await carme("session", "list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["SESSION", "s2", "s1"]
@@ -72,7 +76,7 @@ async def test_list(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert [session["state"] for session in json.loads(capsys.readouterr().out)] == ["queued", "ready"]
 
 
-async def test_show(
+async def test_show_prints_state_times_and_estimate(
     sessions: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await carme("session", "show", "s1") == 0
@@ -89,7 +93,7 @@ async def test_show(
     assert reported["marks"][0] == {"step": "submitted", "at": "2026-11-20T13:32:20Z"}
 
 
-async def test_open(
+async def test_open_prints_the_address_and_starts_a_browser_where_there_is_a_display(
     sessions: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
@@ -107,7 +111,7 @@ async def test_open(
     assert "The session s2 is not ready: waiting in the queue." in capsys.readouterr().err
 
 
-async def test_stop(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_stop_cancels_the_job_once(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert await carme("session", "stop", "s1") == 0
     assert "The session s1 is being stopped." in capsys.readouterr().out
     assert [job["T"] for job in sessions.slurm.jobs] == ["CANCELLED", "PENDING"]
@@ -131,14 +135,14 @@ async def test_stop(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
         (["stop", ""], "'name' must not be empty"),
     ],
 )
-async def test_refusals(
+async def test_a_refusal_is_one_sentence(
     sessions: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     assert await carme("session", *arguments) == 1
     assert sentence in capsys.readouterr().err
 
 
-def test_a_start_estimate_as_text() -> None:
+def test_a_start_estimate_names_place_range_and_accuracy() -> None:
     start = datetime.now().astimezone().replace(hour=14, minute=10, second=0, microsecond=0)
     estimate = QueueEstimate(place=2, waiting=5, reason="", earliest=start, latest=start.replace(minute=40))
     assert estimate_text(estimate) == "place 2 of 5; expected to start between 14:10 and 14:40"
@@ -152,5 +156,5 @@ def test_a_start_estimate_as_text() -> None:
     ("seconds", "text"),
     [(-3, "0 min 0 s"), (75, "1 min 15 s"), (720, "12 min"), (3720, "1 h 2 min"), (90_000, "1 d 1 h")],
 )
-def test_lengths(seconds: int, text: str) -> None:
+def test_a_length_of_time_has_at_most_two_units(seconds: int, text: str) -> None:
     assert length(timedelta(seconds=seconds)) == text

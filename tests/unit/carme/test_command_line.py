@@ -10,7 +10,7 @@ from carme.command_line import run_command
 from carme.errors import CarmeError
 
 PARTS = ("carme/src", "containers/runtime/src", "monitoring/src", "spawner/src", "webui/src")
-#: Options whose meaning is another one with another command: where each is declared.
+#: Options that mean something else with another command: where each is declared.
 OF_ONE_COMMAND = {
     "carme/src": {
         "--all": "cli/personal cli/portal cli/sessions",

@@ -94,7 +94,7 @@ def test_every_wrong_place_has_its_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_missing_or_broken_file(tmp_path: Path) -> None:
+def test_a_missing_or_broken_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"There is no configuration file .*nowhere.toml\. Create it"):
         load(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match=r"is not valid TOML: .*line 1"):
@@ -104,7 +104,7 @@ def test_a_missing_or_broken_file(tmp_path: Path) -> None:
         load(tmp_path / "bytes")
 
 
-def test_secrets(tmp_path: Path) -> None:
+def test_a_secret_is_read_from_its_file(tmp_path: Path) -> None:
     settings = load(write(tmp_path, LEAST + f"[secrets]\ndirectory = '{tmp_path}'"))
     (tmp_path / "hub-api-token").write_text("abc\n")
     (tmp_path / "empty").write_text("\n")

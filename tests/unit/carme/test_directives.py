@@ -34,7 +34,7 @@ from carme.jobs.directives import directives
         ("", {}),
     ],
 )  # fmt: skip
-def test_what_is_requested(options: str, expected: dict[str, Any]) -> None:
+def test_sbatch_options_become_the_fields_of_a_request(options: str, expected: dict[str, Any]) -> None:
     found = directives(f"#!/bin/sh\n#SBATCH {options}\nsleep 1\n#SBATCH --bad\n")
     if "time" in expected:
         found.options["time"] = parse_minutes(found.options["time"])

@@ -34,7 +34,7 @@ def exporter(tmp_path: Path) -> Iterator[Exporter]:
 
 
 async def followed(exporter: Exporter, job: Job, moments: Iterable[int]) -> tuple[Usage, list[Curve]]:
-    """What is known of a job after looks at these moments."""
+    """The use of a job after readings at these moments."""
     used, curves = None, list[Curve]()
     for seconds in moments:
         exporter.node.seconds = seconds
@@ -49,7 +49,7 @@ def of(curves: list[Curve], what: str, name: str = "", part: str = "") -> Curve:
     return found
 
 
-async def test_a_job_is_followed_while_somebody_looks(exporter: Exporter) -> None:
+async def test_a_job_is_measured_while_its_page_is_open(exporter: Exporter) -> None:
     used, curves = await exporter.exporters.usage(exporter.job())
     assert used is not None and of(curves, "memory").values == [0.062]
     assert of(curves, "cpu").values == [None]
@@ -81,7 +81,7 @@ async def test_training_is_of_all_ranks_and_of_each(exporter: Exporter) -> None:
     assert of(curves, "rank_wait", "rank 0", "data").values == [None, 0.8, 0.8]
 
 
-async def test_a_prediction_is_compared_from_the_first_look(exporter: Exporter) -> None:
+async def test_a_prediction_is_compared_from_the_first_reading(exporter: Exporter) -> None:
     prediction = Prediction(
         file="probe.json", ranks=2, step_ms=250.0, low_ms=240.0, high_ms=260.0, speedup=1.9, efficiency=0.95
     )
@@ -96,7 +96,7 @@ async def test_a_prediction_is_compared_from_the_first_look(exporter: Exporter) 
     assert [fact.title for fact in known if fact.title == "Seen for"]
 
 
-async def test_nothing_is_drawn_over_a_time_in_which_nobody_looked(exporter: Exporter) -> None:
+async def test_curves_have_a_gap_between_readings_far_apart(exporter: Exporter) -> None:
     _used, curves = await followed(exporter, exporter.job(), (0, 15, 150, 165))
     memory, cpu = of(curves, "memory").values, of(curves, "cpu").values
     assert [place for place, value in enumerate(memory) if value is not None] == [0, 1, 10, 11]
@@ -117,7 +117,7 @@ async def test_a_node_that_is_away_leaves_the_others_and_all_of_them_are_an_erro
     unused = Exporters(free_port(), exporter.certificates)
     with pytest.raises(CarmeError, match="exporters of the job's nodes do not answer"):
         await unused.usage(exporter.job())
-    # A server that the site's authority does not vouch for at this name is not believed.
+    # A server without a certificate of the site's authority for this name is not trusted.
     with pytest.raises(CarmeError, match="certificate"):
         await exporter.exporters.usage(exporter.job(id=8, node_list="127.0.0.1"))
     assert exporter.exporters.exist
@@ -125,21 +125,21 @@ async def test_a_node_that_is_away_leaves_the_others_and_all_of_them_are_an_erro
 
 
 async def test_a_node_is_reached_where_slurm_reaches_it_and_known_by_its_name(exporter: Exporter) -> None:
-    def other() -> Exporters:
+    def client() -> Exporters:
         return Exporters(exporter.port, exporter.certificates)
 
     job = exporter.job(node_list=ELSEWHERE)
-    used, _curves = await other().usage(job, {ELSEWHERE: "127.0.0.1"})
+    used, _curves = await client().usage(job, {ELSEWHERE: "127.0.0.1"})
     assert used is not None and [node.node for node in used.nodes] == [ELSEWHERE]
     for addresses in ({}, {NODE: "127.0.0.1"}, {ELSEWHERE: "127.0.0.9"}):
         with pytest.raises(CarmeError, match="do not answer"):
-            await other().usage(job, addresses)
+            await client().usage(job, addresses)
     # Its exporter need not listen where Slurm reaches the node.
-    used, _curves = await other().usage(exporter.job(), {NODE: "127.0.0.9"})
+    used, _curves = await client().usage(exporter.job(), {NODE: "127.0.0.9"})
     assert used is not None and [node.node for node in used.nodes] == [NODE]
-    # A server there whose certificate is for other names is not believed.
+    # A server with a certificate for other names is not trusted.
     with pytest.raises(CarmeError, match="certificate"):
-        await other().usage(exporter.job(node_list="gpu-02"), {"gpu-02": "127.0.0.1"})
+        await client().usage(exporter.job(node_list="gpu-02"), {"gpu-02": "127.0.0.1"})
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ async def test_the_sums_of_a_job_are_made_beside_the_event_loop(
     assert len(threads) == 1 and threads[0].startswith("carme-exporters-sum")
 
 
-async def test_a_look_ends_in_time_and_its_failure_is_known_for_a_while(
+async def test_a_reading_ends_in_time_and_its_failure_is_cached(
     exporter: Exporter, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", HANG)
@@ -206,16 +206,16 @@ async def test_a_look_ends_in_time_and_its_failure_is_known_for_a_while(
     assert requested == [NODE]
 
 
-async def test_the_oldest_looks_at_all_jobs_go_when_they_are_too_many(
+async def test_the_oldest_readings_are_dropped_when_there_are_too_many(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await exporter.exporters.usage(exporter.job())
-    other = exporter.job(id=77)
-    used, _curves = await followed(exporter, other, (15, 30))
+    second = exporter.job(id=77)
+    used, _curves = await followed(exporter, second, (15, 30))
     assert [node.memory_bytes for node in used.nodes] == [9 * GIB] and used.seconds == 15
-    # Room for the last look at the other job alone: one series, which is known by its key.
+    # There is space for the last reading of the second job alone: one series, known by its key.
     monkeypatch.setattr(module, "MOST_VALUES", module.KEY_VALUES + 1)
-    used, _curves = await followed(exporter, other, (45,))
+    used, _curves = await followed(exporter, second, (45,))
     assert used.seconds == 0
     used, _curves = await followed(exporter, exporter.job(), (60,))
     assert used.seconds == 0

@@ -75,11 +75,11 @@ def at(minutes: int) -> str:
     return (NOW + timedelta(minutes=minutes)).astimezone().strftime("%H:%M")
 
 
-def test_nothing_in_the_way() -> None:
+def test_an_extension_that_nothing_limits_is_granted() -> None:
     assert limit_of(45) == 105
 
 
-def test_the_policy() -> None:
+def test_the_site_policy_limits_an_extension() -> None:
     assert "does not let users extend" in str(refused(5, policy=SessionSettings(extend=False)))
     error = refused(60, policy=SessionSettings(default_minutes=60, maximum_minutes=100))
     assert f"by at most 40 minutes, until {at(70)}" in error.message
@@ -90,13 +90,13 @@ def test_the_policy() -> None:
     assert limit_of(400, batch, policy=SessionSettings(default_minutes=60, maximum_minutes=100)) == 460
 
 
-def test_the_partition() -> None:
+def test_the_partition_limits_an_extension() -> None:
     error = refused(600, job(kind="batch"))
     assert "by at most 9 hours" in error.message
     assert "a job in partition gpu lasts at most 10 hours" in error.message
 
 
-def test_the_accounting() -> None:
+def test_limits_of_associations_limit_an_extension() -> None:
     own = [Limits(account="lab", user="ada", parent="", minutes=80), Limits(account="lab", minutes=500)]
     assert "a job of ada lasts at most 1 hour 20 minutes" in refused(30, limits=own).message
     quality = [*own, Limits(qos="long", minutes=200)]
@@ -109,13 +109,13 @@ def test_the_accounting() -> None:
     assert "by at most 10 minutes" in refused(30, limits=above).message
 
 
-def test_a_booking_follows() -> None:
+def test_a_booking_that_follows_limits_an_extension() -> None:
     error = refused(60, reservations=[booking(65)])
     assert f"by at most 35 minutes, until {at(65)}" in error.message
     assert "the booking course follows on n1" in error.message
     assert limit_of(35, reservations=[booking(65)]) == 95
     assert limit_of(60, reservations=[booking(65, node_names=["n2"])]) == 120
-    # Others' half of the node does not touch ours.
+    # A booking of the other half of the node does not limit the job.
     assert limit_of(60, reservations=[booking(65, cpus=4, gpus=2)]) == 120
     assert "by at most 35 minutes" in refused(60, reservations=[booking(65, cpus=4, gpus=3)]).message
 
@@ -126,13 +126,13 @@ def test_a_booking_at_the_very_end_leaves_nothing() -> None:
     assert "booking course" in error.message
 
 
-def test_its_own_booking_ends() -> None:
+def test_the_end_of_its_booking_limits_an_extension() -> None:
     error = refused(60, job(reservation="course"), reservations=[booking(-10)])
     assert "by at most 20 minutes" in error.message
     assert "its booking course ends then" in error.message
 
 
-def test_others_wait() -> None:
+def test_jobs_that_wait_for_the_node_limit_an_extension() -> None:
     error = refused(60, jobs=[job(), waiting(40)])
     assert f"by at most 10 minutes, until {at(40)}" in error.message
     assert "another job waits and is planned to start there then" in error.message
@@ -189,7 +189,7 @@ RUNNING: dict[str, Any] = {
 }  # fmt: skip
 
 
-async def test_the_broker_extends(site: Any) -> None:
+async def test_the_broker_extends_a_job_from_its_present_limit(site: Any) -> None:
     site.slurm.jobs = [RUNNING]
     site.slurm.account({"JobIDRaw": 7, "User": "ada", "State": "RUNNING", "ExitCode": "0:0"})
     extension = await site.client.extend(7, 30)
@@ -202,7 +202,7 @@ async def test_the_broker_extends(site: Any) -> None:
     assert [(entry["action"], entry["result"]) for entry in site.audit()] == [("extend", "ok")] * 2
 
 
-async def test_the_broker_refuses(site: Any) -> None:
+async def test_the_broker_refuses_an_extension_beyond_limits_or_by_another_user(site: Any) -> None:
     site.slurm.jobs = [RUNNING]
     site.slurm.account({"JobIDRaw": 7, "User": "ada", "State": "RUNNING", "ExitCode": "0:0"})
     with pytest.raises(InvalidRequest, match="can be extended by at most"):
@@ -217,7 +217,7 @@ async def test_the_broker_refuses(site: Any) -> None:
     assert not [call for call in site.slurm.calls("scontrol") if "update" in call["arguments"]]
 
 
-async def test_a_job_that_ends_meanwhile(site: Any) -> None:
+async def test_a_job_that_ends_before_its_extension_is_reported(site: Any) -> None:
     site.slurm.jobs = [RUNNING]
     site.slurm.account({"JobIDRaw": 7, "User": "ada", "State": "RUNNING", "ExitCode": "0:0"})
     assert (await site.client.extend(7, 1)).minutes_limit == 61
@@ -240,7 +240,7 @@ async def test_a_job_that_ends_meanwhile(site: Any) -> None:
 # What Slurm 24.11 writes
 
 
-def test_reservations() -> None:
+def test_reservations_are_parsed() -> None:
     output = (
         "ReservationName=coreb StartTime=1795200364 EndTime=1795203964 Duration=01:00:00 Nodes=n[1-2] "
         "NodeCnt=2 CoreCnt=8 Features=(null) PartitionName=gpu Flags=   NodeName=n1 CoreIDs=0-7 "
@@ -255,7 +255,7 @@ def test_reservations() -> None:
     assert parsing.reservations("No reservations in the system\n") == []
 
 
-def test_limits() -> None:
+def test_limits_of_associations_are_parsed() -> None:
     records = Path(__file__).with_name("limits.txt").read_text()
     root, account, user, quality = parsing.limits(records)
     assert (root.account, root.parent, root.resources, root.jobs) == ("root", "", {}, None)

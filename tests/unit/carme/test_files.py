@@ -223,7 +223,7 @@ async def test_a_file_that_shrinks_is_not_taken_for_whole(files: Files, site: An
     part.close()
 
 
-async def test_room_is_reported_where_it_can_be_looked_at(files: Files, site: Any) -> None:
+async def test_free_space_is_reported_for_readable_folders(files: Files, site: Any) -> None:
     home = await ask(files.home)
     found = await ask(files.space, [home, f"{home}/none"])
     assert [space.path for space in found] == [home]

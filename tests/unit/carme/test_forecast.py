@@ -101,9 +101,7 @@ RESERVATIONS = st.tuples(TIMES, TIMES).map(lambda pair: reservation(0, 0, start=
 
 
 @given(st.lists(JOBS, max_size=6), st.lists(RESERVATIONS, max_size=3))
-def test_never_less_than_none_nor_more_than_there_are(
-    jobs: list[Job], reservations: list[Reservation]
-) -> None:
+def test_the_forecast_is_between_zero_and_the_total(jobs: list[Job], reservations: list[Reservation]) -> None:
     assert all(0 <= count <= 8 for count in free(*jobs, reservations=tuple(reservations)))
 
 
@@ -142,7 +140,9 @@ def counted(jobs: list[Job], reservations: list[Reservation]) -> list[int]:
 
 
 @given(st.lists(JOBS, max_size=6), st.lists(RESERVATIONS, max_size=3))
-def test_it_is_what_counting_each_half_hour_finds(jobs: list[Job], reservations: list[Reservation]) -> None:
+def test_the_forecast_matches_a_count_of_each_half_hour(
+    jobs: list[Job], reservations: list[Reservation]
+) -> None:
     assert free(*jobs, reservations=tuple(reservations)) == counted(jobs, reservations)
 
 

@@ -55,7 +55,7 @@ state_directory = "{folder}/state"
 """
 
 
-def test_modules_are_not_looked_through_and_snapshots_in_cycles_do_not_pile_up() -> None:
+def test_garbage_collection_skips_modules_and_frees_old_snapshots() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(carme.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True

@@ -112,7 +112,7 @@ def archive(*members: tuple[str, bytes, str]) -> io.BytesIO:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder that is none of the state."""
+    """A folder outside of the state."""
     folder = tmp_path / "outside"
     folder.mkdir(0o700)
     (folder / "passwd").write_text("root's")
@@ -217,7 +217,7 @@ def test_ssh_notices_a_dead_head(site: Path, tmp_path: Path, monkeypatch: pytest
     assert "-o ServerAliveInterval=2 -o ServerAliveCountMax=2" in (tmp_path / "words").read_text()
 
 
-def test_who_waits_for_a_copy_says_so(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_waits_for_a_copy_reports_it(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, shown = load(site), list[str]()
     with contextlib.ExitStack() as copy:
         assert copy.enter_context(program._alone(settings, wait=False))

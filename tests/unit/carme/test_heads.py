@@ -31,7 +31,7 @@ LONG = 3600.0
 ACCOUNT = pwd.getpwuid(os.getuid()).pw_name
 
 
-#: `carme-head` as a program, which looks often and does not take a server on a busy machine for away.
+#: `carme-head` as a program that polls often and waits long enough for a server on a busy machine.
 PROGRAM = """
 import sys
 from carme.heads import active_head, lease, main
@@ -81,7 +81,7 @@ def test_the_lease_has_one_holder(lease: Callable[..., Lease]) -> None:
     assert again is not None and again.epoch == 1
 
 
-def test_it_changes_hands_when_it_is_released_forced_or_has_run_out(lease: Callable[..., Lease]) -> None:
+def test_the_lease_changes_hands_when_released_forced_or_expired(lease: Callable[..., Lease]) -> None:
     a, b = lease("a"), lease("b")
     a.acquire()
     a.release()
@@ -233,7 +233,7 @@ def test_no_attempt_to_renew_the_lease_ends_after_its_time(
     monkeypatch.setattr(active_head.signal, "signal", lambda *_words: None)
     monkeypatch.setattr(active_head.threading, "Event", lambda: lease)
     assert active_head.hold(load(configured(tmp_path / "head", "postgresql:///x")), lease, "a") == 1
-    # Tried at 4 s, for 8 s, and at 16 s, for no longer; it looks once more and ends.
+    # It tries at 4 s for 8 s, and at 16 s for no longer; it reads the lease once more and ends.
     assert lease.within == [None, 12.0, 0.0] and lease.now <= 1000.0 + 20.0
     assert "The services of this head stop" in capsys.readouterr().err
 
@@ -353,7 +353,7 @@ def test_a_head_without_systemd_names_all_services(
         promotion.promote(lease("a"), "a", False, print)
 
 
-def test_what_runs_on_a_head() -> None:
+def test_services_that_run_on_a_head_are_listed() -> None:
     names = list(promotion.SERVICES)[:2]
     assert main._describe_units(dict.fromkeys(names, "active")) == " and ".join(names)
     assert main._describe_units(dict.fromkeys(names, "inactive")) == "nothing"

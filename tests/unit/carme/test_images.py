@@ -79,7 +79,7 @@ def test_a_file_that_is_not_what_its_manifest_says_is_not_copied(shared: Path, t
 
 
 @pytest.mark.parametrize("manifest", ["", "{", "[]", '{"digest": 5}', '{"digest": ""}'])
-def test_a_damaged_manifest_is_as_good_as_none(shared: Path, tmp_path: Path, manifest: str) -> None:
+def test_a_damaged_manifest_counts_as_missing(shared: Path, tmp_path: Path, manifest: str) -> None:
     copies, image = tmp_path / "copies", shared / "torch.sif"
     refresh(ImageCatalogue(shared), copies, PLENTY)
     (copies / "torch.json").write_text(manifest)

@@ -61,7 +61,7 @@ CLUSTER = Cluster(
         ("r[1-2]n[3,5]", ["r1n3", "r1n5", "r2n3", "r2n5"]),
     ],
 )
-def test_the_names_in_slurms_short_form(short: str, names: list[str]) -> None:
+def test_host_lists_in_slurms_short_form_are_expanded(short: str, names: list[str]) -> None:
     assert expand(short) == names
 
 
@@ -101,7 +101,7 @@ def test_from_every_phase_a_job_can_come_to_its_end() -> None:
         ("", JobState.UNKNOWN),
     ],
 )
-def test_states_of_slurm(text: str, state: JobState) -> None:
+def test_states_of_slurm_are_parsed(text: str, state: JobState) -> None:
     assert JobState.parse(text) is state
 
 
@@ -133,7 +133,7 @@ def test_states_of_slurm(text: str, state: JobState) -> None:
         ),
     ],
 )
-def test_why_a_job_waits(reason: str, words: str) -> None:
+def test_a_reason_of_slurm_becomes_an_explanation(reason: str, words: str) -> None:
     assert words in waiting_for(reason)
 
 
@@ -163,12 +163,12 @@ def test_the_explanation_travels_with_the_job() -> None:
         (" 2H ", 120),
     ],
 )
-def test_lengths_of_time(text: str, minutes: int) -> None:
+def test_lengths_of_time_are_read_in_minutes(text: str, minutes: int) -> None:
     assert parse_minutes(text) == minutes
 
 
 @pytest.mark.parametrize("text", ["", "0", "x", "-5", "1:70:00", "2 hours", "1.5h", "٣", "0:00:00"])
-def test_no_lengths_of_time(text: str) -> None:
+def test_an_invalid_length_of_time_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"is not a length of time. Write minutes like 90"):
         parse_minutes(text)
 
@@ -212,7 +212,7 @@ def test_minutes_in_words_lose_nothing(minutes: int) -> None:
         ),
     ],
 )
-def test_wrong_requests(change: dict[str, Any], field: str | None, sentence: str) -> None:
+def test_a_wrong_request_names_its_field(change: dict[str, Any], field: str | None, sentence: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         JobRequest.read(GOOD | change)
     assert sentence in str(caught.value)
@@ -236,7 +236,7 @@ def test_only_plain_names_pass(name: str) -> None:
         lambda kids: st.lists(kids) | st.dictionaries(st.text(), kids),
     )
 )
-def test_whatever_is_read_it_is_a_request_or_a_sentence(value: Any) -> None:
+def test_any_other_value_is_refused_with_a_sentence(value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         JobRequest.read(value)
     assert str(caught.value)
@@ -333,14 +333,16 @@ def test_an_empty_cluster_is_no_crash(images: ImageCatalogue, settings: Settings
         ({"cpus_per_node": 3, "memory_mb_per_node": 500}, (3, 500)),
     ],
 )
-def test_shares(change: dict[str, Any], expected: tuple[int, int], settings: Settings) -> None:
+def test_processors_and_memory_follow_the_share_of_gpus(
+    change: dict[str, Any], expected: tuple[int, int], settings: Settings
+) -> None:
     assert share(JobRequest.read(GOOD | change), CLUSTER, settings) == expected
 
 
 # Errors and images
 
 
-def test_an_error_is_its_two_sentences() -> None:
+def test_an_error_has_two_sentences_and_survives_pickling() -> None:
     error = InvalidRequest("This is wrong.", "Do that.", field="name")
     assert str(error) == "This is wrong. Do that."
     assert str(CarmeError("Only this.")) == "Only this."
@@ -348,7 +350,7 @@ def test_an_error_is_its_two_sentences() -> None:
     assert (type(copy), str(copy), copy.field, copy.code) == (InvalidRequest, str(error), "name", "invalid")
 
 
-def test_images(images: ImageCatalogue) -> None:
+def test_images_are_listed_and_a_broken_manifest_is_reported(images: ImageCatalogue) -> None:
     folder = images.directory
     (folder / "broken.sif").touch()
     (folder / "broken.json").write_text("[1]")

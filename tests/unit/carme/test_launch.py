@@ -107,7 +107,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_command_without_an_image(node: Node) -> None:
+def test_a_command_without_an_image_runs_with_its_arguments_and_environment(node: Node) -> None:
     show = (
         "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()])); sys.exit(7)"
     )
@@ -178,7 +178,7 @@ def test_what_login_files_did_is_reported(node: Node, profile: str | None, words
         assert environment["SHELL"] == "/bin/sh"
 
 
-def test_of_all_submissions_only_one_begins(node: Node) -> None:
+def test_only_one_of_all_submissions_begins(node: Node) -> None:
     node.spec(command=["sh", "-c", "echo began"])
     for _ in range(2):  # Slurm may start one submission again, once it has ended the first try
         assert node.run("--submission", "2")[:2] == (0, "began\n")
@@ -188,7 +188,7 @@ def test_of_all_submissions_only_one_begins(node: Node) -> None:
         assert "does not start again" in errors
 
 
-def test_a_container_on_one_node(node: Node) -> None:
+def test_a_container_gets_its_image_binds_and_environment(node: Node) -> None:
     node.script("first", "echo hello; exit 5")
     code, output, _ = node.run()
     assert (code, output) == (5, "hello\n")
@@ -200,7 +200,7 @@ def test_a_container_on_one_node(node: Node) -> None:
     binds = [text[i + 1] for i, word in enumerate(text) if word == "--bind"]
     assert binds[:2] == ["/tmp:/tmp", "/usr:/usr"]
     assert "/nowhere:/nowhere" not in binds
-    # It has its own with --contain; of another one Apptainer warns in each job's log.
+    # With --contain it has a /dev/shm of its own; Apptainer would warn of another one in each job's log.
     assert not [bind for bind in binds if bind.startswith("/dev/shm:")]
     private = f"/tmp/carme-{os.getpid()}"
     credentials = ["--key-file", str(node.key / "fabric.key"), "--certificate", str(node.key / "fabric.pem")]
@@ -254,7 +254,7 @@ def test_data_in_memory_is_bound_where_a_container_can_have_it(node: Node) -> No
     assert node.run()[1] == f"{memory}\n"
 
 
-def test_the_other_nodes_join(node: Node) -> None:
+def test_agents_of_the_other_nodes_join(node: Node) -> None:
     node.spec(image=str(node.folder / "torch.sif"), nodes=3)
     node.environment["SLURM_JOB_NUM_NODES"] = "3"
     # As real agents do, the others stay until the first one leaves.
@@ -391,7 +391,7 @@ def test_sigterm_is_passed_on(node: Node) -> None:
 def test_a_job_of_several_nodes_that_is_stopped_ends_as_its_first_agent_does(node: Node) -> None:
     node.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n1"}
     node.spec(image=str(node.folder / "torch.sif"), nodes=2)
-    # It takes a while to save, and hears at once that the other one has left.
+    # It takes a while to save, and learns at once that the other agent has left.
     leave = node.folder / "leave"
     node.script(
         "first", f"trap 'touch {leave}; sleep 0.3; exit 6' TERM; echo up; while :; do sleep 0.05; done"
@@ -406,7 +406,7 @@ def test_a_job_of_several_nodes_that_is_stopped_ends_as_its_first_agent_does(nod
     assert "carme-job" not in errors
 
 
-def test_who_does_not_heed_sigterm_is_killed(node: Node) -> None:
+def test_a_command_that_ignores_sigterm_is_killed(node: Node) -> None:
     node.spec(command=["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done"])
     process = node.start(before="programs.STOP_SECONDS = 1")
     assert process.stdout is not None and process.stdout.readline() == "up\n"
@@ -415,7 +415,7 @@ def test_who_does_not_heed_sigterm_is_killed(node: Node) -> None:
     assert (process.returncode, output) == (137, "")
 
 
-def test_a_child_that_a_signal_ends(node: Node) -> None:
+def test_a_signal_gives_the_exit_code_of_a_shell(node: Node) -> None:
     node.spec(command=["/bin/sh", "-c", "kill -9 $$"])
     assert node.run()[0] == 137
 
@@ -432,7 +432,9 @@ def test_a_child_that_a_signal_ends(node: Node) -> None:
         ),
     ],
 )
-def test_what_fails_is_one_sentence(node: Node, spec: dict[str, Any], exit_code: Exit, words: str) -> None:
+def test_a_failed_start_is_reported_in_one_sentence(
+    node: Node, spec: dict[str, Any], exit_code: Exit, words: str
+) -> None:
     node.spec(**spec)
     code, _, errors = node.run()
     assert code == exit_code
@@ -440,7 +442,7 @@ def test_what_fails_is_one_sentence(node: Node, spec: dict[str, Any], exit_code:
     assert len(errors.splitlines()) == 1
 
 
-def test_no_apptainer(node: Node) -> None:
+def test_a_missing_apptainer_is_reported(node: Node) -> None:
     (node.programs / "apptainer").unlink()
     node.environment["PATH"] = str(node.programs)
     code, _, errors = node.run()
@@ -448,7 +450,7 @@ def test_no_apptainer(node: Node) -> None:
 
 
 @pytest.mark.parametrize("image", [True, False])
-def test_a_home_that_cannot_be_written(node: Node, image: bool) -> None:
+def test_a_home_that_cannot_be_written_is_reported(node: Node, image: bool) -> None:
     if not image:
         node.spec(command=["true"])
     # Root may write anywhere but into a file system that takes nothing.
@@ -459,14 +461,14 @@ def test_a_home_that_cannot_be_written(node: Node, image: bool) -> None:
     assert len(errors.splitlines()) == 1
 
 
-def test_no_folder_and_no_job(node: Node) -> None:
+def test_a_missing_specification_or_job_is_reported(node: Node) -> None:
     (node.key / "spec.json").unlink()
     assert "spec.json cannot be read on" in node.run()[2]
     del node.environment["SLURM_JOB_ID"]
     assert "This is not inside a Slurm job. Start jobs with 'carme submit'." in node.run()[2]
 
 
-def test_a_private_folder_that_somebody_else_made(tmp_path: Path) -> None:
+def test_a_private_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "private"
     preparation.make_private(str(folder))
     preparation.make_private(str(folder))
@@ -486,7 +488,7 @@ def test_a_node_is_never_known_by_a_loopback_address() -> None:
     assert preparation.address_of("10.1.2.3") == "10.1.2.3"
 
 
-def test_allotted_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_allotted_devices_are_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl"):
         (tmp_path / name).touch()
     monkeypatch.setenv("SLURM_JOB_GPUS", "0,2")

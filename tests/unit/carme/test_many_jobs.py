@@ -39,10 +39,10 @@ def counted(jobs: list[Job]) -> dict[int, Place]:
     for each in waiting:
         partitions = set(each.partition.split(","))
         rivals = [
-            other for other in waiting if other.priority and partitions & set(other.partition.split(","))
+            rival for rival in waiting if rival.priority and partitions & set(rival.partition.split(","))
         ]
         before = [
-            other for other in rivals if (-(other.priority or 0), other.id) < (-(each.priority or 0), each.id)
+            rival for rival in rivals if (-(rival.priority or 0), rival.id) < (-(each.priority or 0), each.id)
         ]
         on_hold = each.priority == 0
         found[each.id] = Place(len(rivals if on_hold else before) + 1, len(rivals) + on_hold)
@@ -125,7 +125,7 @@ async def test_while_the_search_rests_what_was_missing_is_not_shown_for_another_
     assert {number: each.detail for number, each in second.items()} == {2: "1 GPU"}
 
 
-async def test_with_many_jobs_a_look_does_not_wait_for_that_search(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_many_jobs_a_poll_does_not_wait_for_that_search(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def timed(short: list[Job], *_: Any) -> tuple[dict[int, str], float]:
@@ -152,7 +152,7 @@ async def test_with_many_jobs_a_look_does_not_wait_for_that_search(monkeypatch: 
 
 
 @pytest.mark.parametrize(("many", "explained"), [(False, {1, 2}), (True, {1})])
-async def test_jobs_given_by_sbatch_are_explained_as_ours_unless_there_are_very_many(
+async def test_jobs_of_sbatch_are_explained_like_those_of_carme_unless_there_are_very_many(
     monkeypatch: pytest.MonkeyPatch, many: bool, explained: set[int]
 ) -> None:
     class Slurm:
@@ -163,13 +163,13 @@ async def test_jobs_given_by_sbatch_are_explained_as_ours_unless_there_are_very_
 
     monkeypatch.setattr(waiting_module, "limit_detail", lambda *_: "4 of 4 GPUs in use")
     details = Waiting(cast(Any, Slurm()))
-    ours = job(1, key="0" * 32, kind="session", reason="QOSGrpGRES")
-    found = await details.complete([ours, job(2, reason="QOSGrpGRES")], None)
+    session = job(1, key="0" * 32, kind="session", reason="QOSGrpGRES")
+    found = await details.complete([session, job(2, reason="QOSGrpGRES")], None)
     assert set(found) == explained
     assert all("4 of 4 GPUs in use" in each.explanation for each in found.values())
 
 
-async def test_limits_are_read_first_for_those_who_have_jobs_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_are_read_first_for_users_with_jobs_of_carme(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[list[str]] = []
 
     class Slurm:
@@ -181,9 +181,9 @@ async def test_limits_are_read_first_for_those_who_have_jobs_of_ours(monkeypatch
 
     monkeypatch.setattr(waiting_module, "USERS_AT_ONCE", 2)
     details, why = Waiting(cast(Any, Slurm())), {"reason": "QOSGrpGRES"}
-    others = [job(number, user=user, **why) for number, user in enumerate(("ada", "bob", "eve"))]
-    ours = job(9, user="zoe", key="0" * 32, kind="session", **why)
-    await details.complete([*others, ours], None)
+    batch_jobs = [job(number, user=user, **why) for number, user in enumerate(("ada", "bob", "eve"))]
+    session = job(9, user="zoe", key="0" * 32, kind="session", **why)
+    await details.complete([*batch_jobs, session], None)
     assert read == [["zoe", "ada"]]
 
 
@@ -281,13 +281,13 @@ async def test_what_a_calendar_shows_of_a_job_is_made_once(
     assert [first.id, second.id] == [1, 2]
     held[2] = job(2, state="RUNNING", node_list="n2")
     held[3] = job(3, state="RUNNING", node_list="n3")
-    again, other, third = await ask()
-    assert again is first and (other.node_list, third.node_list) == ("n2", "n3")
+    again, second_job, third = await ask()
+    assert again is first and (second_job.node_list, third.node_list) == ("n2", "n3")
     del held[1]
     assert [each.id for each in await ask()] == [2, 3]
 
 
-async def test_what_is_no_number_is_nothing_in_an_answer(settings: Settings) -> None:
+async def test_nan_and_infinity_are_null_in_an_answer(settings: Settings) -> None:
     async def answer(*_: object) -> dict[str, float]:
         return {"share": float("nan"), "most": float("inf")}
 
@@ -300,11 +300,11 @@ async def test_a_connection_that_was_accepted_last_is_closed_when_the_broker_end
     server = Server(settings, cast(Any, SimpleNamespace(answer=None)))
     async with server:
         pass
-    ours, theirs = socket.socketpair()
-    reader, writer = await asyncio.open_connection(sock=theirs)
+    client, accepted = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=accepted)
     await server._connected(reader, writer)
-    with ours:
-        ours.settimeout(HANG)
+    with client:
+        client.settimeout(HANG)
         await asyncio.sleep(0)  # the transport closes in the loop's next round
-        assert await asyncio.to_thread(ours.recv, 1) == b""
+        assert await asyncio.to_thread(client.recv, 1) == b""
     assert not server._tasks

@@ -35,8 +35,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("part", ["hub", "portal"])
 def test_a_database_may_move_while_its_services_are_stopped(part: str, file: Path) -> None:
     settings = site(f"sqlite:///{file}")
-    other = {"hub": "portal", "portal": "hub"}[part]
-    (file.parent / f"carme-{other}").write_text("active\n")
+    running_part = {"hub": "portal", "portal": "hub"}[part]
+    (file.parent / f"carme-{running_part}").write_text("active\n")
     for target in ("postgresql:///carme", "postgresql://carme@db.example:5433/carme?sslmode=require"):
         assert check_move(settings, part, target) == file  # type: ignore[arg-type]
     (file.parent / f"carme-{part}").write_text("active\n")
@@ -51,7 +51,7 @@ def test_a_service_between_two_starts_runs(state: str, file: Path) -> None:
         check_move(site(f"sqlite:///{file}"), "portal", "postgresql:///carme")
 
 
-def test_services_of_which_systemd_says_nothing_may_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_services_unknown_to_systemd_may_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file.parent / "systemctl").write_text("#!/bin/sh\necho 'Connection timed out.' >&2\nexit 1\n")
     settings = site(f"sqlite:///{file}")
     monkeypatch.setattr(services, "SYSTEMD", file.parent / "none")
@@ -73,7 +73,7 @@ def test_services_of_which_systemd_says_nothing_may_run(file: Path, monkeypatch:
         ("sqlite:////x", "is not an address of a database on a server"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(target: str, why: str, file: Path) -> None:
+def test_wrong_targets_of_a_move_are_refused(target: str, why: str, file: Path) -> None:
     with pytest.raises(MoveRefused, match=why) as caught:
         check_move(site(f"sqlite:///{file}"), "portal", target)
     assert "secret" not in str(caught.value)

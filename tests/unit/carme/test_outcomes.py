@@ -122,7 +122,9 @@ def job(state: JobState, kind: str = "session", **values: Any) -> Job:
         ),
     ],
 )  # fmt: skip
-def test_causes(values: dict[str, Any], ready: bool, ending: Ending, words: list[str]) -> None:
+def test_each_cause_has_an_ending_and_a_sentence(
+    values: dict[str, Any], ready: bool, ending: Ending, words: list[str]
+) -> None:
     found, sentence = ending_of(job(**values), None, ready)
     assert found is ending
     for word in words:
@@ -146,7 +148,7 @@ def test_a_server_that_the_hub_gave_up_has_failed_to_start() -> None:
     assert ending_of(job(JobState.TIMEOUT), None, False, words)[0] is Ending.TIME_LIMIT
 
 
-def test_every_way_to_end_has_one_sentence_with_a_next_step() -> None:
+def test_every_ending_has_one_sentence_with_a_next_step() -> None:
     codes = [0, 1, *Exit]
     for state, kind, ready, code, nodes in product(OVER, ("session", "batch"), (True, False), codes, (1, 2)):
         ended = job(state, kind, exit_code=code, nodes=nodes)
@@ -212,7 +214,7 @@ def test_the_accounting_shows_who_cancelled_and_the_peak() -> None:
 
 # What the broker finds out
 
-OURS: dict[str, Any] = {
+SESSION_JOB: dict[str, Any] = {
     "A": 7, "j": "session-s1", "u": "ada", "P": "gpu", "D": 1, "N": "n1", "C": 1, "m": "100M", "l": "1:00:00",
     "k": f"carme/1 kind=session image=torch key={'0' * 32}",
 }  # fmt: skip
@@ -234,10 +236,10 @@ async def test_the_broker_asks_once_who_cancelled_a_job(site: Any) -> None:
         {"JobIDRaw": 7, "UID": 1000, "User": "ada", "State": "CANCELLED by 0", "ExitCode": "0:15"},
         {"JobIDRaw": "7.batch", "State": "CANCELLED"},
     )
-    site.slurm.jobs = [OURS | {"T": "CANCELLED"}]
+    site.slurm.jobs = [SESSION_JOB | {"T": "CANCELLED"}]
     await explained(site, "An administrator cancelled the session")
-    # Another job's end comes with a later poll, which had nothing left to request.
-    site.slurm.jobs = [OURS | {"T": "CANCELLED"}, OURS | {"A": 8, "T": "TIMEOUT"}]
+    # A later poll reports another job's end and has nothing left to query.
+    site.slurm.jobs = [SESSION_JOB | {"T": "CANCELLED"}, SESSION_JOB | {"A": 8, "T": "TIMEOUT"}]
     await explained(site, "reached its time limit")
     assert len(site.slurm.calls("sacct")) == 1
 
@@ -245,7 +247,7 @@ async def test_the_broker_asks_once_who_cancelled_a_job(site: Any) -> None:
 async def test_the_peak_may_come_late(site: Any) -> None:
     job = {"JobIDRaw": 7, "UID": 1000, "User": "ada", "State": "OUT_OF_MEMORY", "ExitCode": "0:125"}
     site.slurm.account(job)
-    site.slurm.jobs = [OURS | {"T": "OUT_OF_MEMORY"}]
+    site.slurm.jobs = [SESSION_JOB | {"T": "OUT_OF_MEMORY"}]
     assert "peak" not in await explained(site, "ran out of memory", "more than its limit of 100 MiB")
     site.slurm.account(job, {"JobIDRaw": "7.batch", "State": "OUT_OF_MEMORY", "MaxRSS": "101844K"})
     await explained(site, "its peak was 99 MiB and its limit is 100 MiB")
@@ -255,15 +257,15 @@ async def test_a_launch_that_slurm_gave_up_is_nobodys_cancellation(site: Any) ->
     site.slurm.account(
         {"JobIDRaw": 7, "UID": 1000, "User": "ada", "State": "CANCELLED by 0", "ExitCode": "0:0"},
     )
-    site.slurm.jobs = [OURS | {"T": "CANCELLED"}]
+    site.slurm.jobs = [SESSION_JOB | {"T": "CANCELLED"}]
     await explained(site, "Slurm could not launch the session on node n1")
 
 
 async def test_without_accounting_the_end_is_reported_all_the_same(site: Any) -> None:
     site.slurm.fail("sacct", "Slurm accounting storage is disabled")
-    site.slurm.jobs = [OURS | {"T": "CANCELLED"}]
+    site.slurm.jobs = [SESSION_JOB | {"T": "CANCELLED"}]
     await explained(site, "was cancelled", "does not record by whom")
-    site.slurm.jobs = [OURS | {"A": 8, "T": "RUNNING"}]
+    site.slurm.jobs = [SESSION_JOB | {"A": 8, "T": "RUNNING"}]
     assert [known.id for known in await site.client.jobs()] in ([], [8])
 
 

@@ -26,7 +26,7 @@ RESERVATION = (
 
 
 async def until(holds: Callable[[], Awaitable[Any]]) -> Any:
-    """Wait for what the next polls bring; the test's own time limit ends it otherwise."""
+    """Wait until the next polls fulfil a condition; the test's own time limit ends it otherwise."""
     while not (result := await holds()):  # noqa: ASYNC110 - what changes is outside
         await asyncio.sleep(0.02)
     return result
@@ -60,7 +60,7 @@ async def test_an_observer_sees_all_users_figures_and_no_names_or_keys(site: Any
     assert "secret name" not in reported and "abab" not in reported
 
 
-async def test_reservations_and_licences_are_looked_at_only_while_somebody_observes(site: Any) -> None:
+async def test_reservations_and_licences_are_read_only_for_observers(site: Any) -> None:
     (site.slurm.state / "licenses").write_text(LICENCES)
     (site.slurm.state / "reservations").write_text(RESERVATION)
 
@@ -89,7 +89,7 @@ async def test_reservations_and_licences_are_looked_at_only_while_somebody_obser
     assert requested() == 1
 
 
-async def test_while_slurm_is_away_the_last_picture_stays_and_says_so(site: Any) -> None:
+async def test_while_slurm_is_away_the_last_snapshot_stays_and_says_so(site: Any) -> None:
     site.slurm.jobs = [JOB]
     observe(site)
 
@@ -109,8 +109,8 @@ async def test_while_slurm_is_away_the_last_picture_stays_and_says_so(site: Any)
     assert [job.id for job in (await until(away)).jobs] == [7]
 
 
-async def test_jobs_are_seen_by_a_look_that_has_not_failed(site: Any) -> None:
-    """So do tests wait for what squeue writes: on a busy machine a look may fail by itself."""
+async def test_jobs_are_read_by_a_poll_that_has_not_failed(site: Any) -> None:
+    """As tests wait for what squeue writes: on a busy machine a poll may fail by itself."""
     watch = site.broker._watch
     site.slurm.fail("scontrol", "slurm_load_jobs error: Unable to contact slurm controller")
     async with watch._polled:

@@ -20,7 +20,7 @@ def line(*fields: str) -> str:
     return S.join(fields) + S + "\n"
 
 
-def test_queue() -> None:
+def test_the_queue_is_parsed() -> None:
     output = line(
         *("7", "ada", "carme", "gpu", "RUNNING", "None", "2", "n[1-2]", "gres/gpu:a100:2", "4", "2000M"),
         *(
@@ -47,18 +47,18 @@ def test_queue() -> None:
             "(null)",
         ),
     )
-    mine, other = parsing.queue(output, S)
-    assert (mine.id, mine.key, mine.kind, mine.image, mine.name) == (7, KEY, "session", "torch", "a b")
-    assert (mine.gpus, mine.gpu_type, mine.memory_mb, mine.minutes_limit) == (4, "a100", 4000, 1530)
-    assert mine.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
-    assert mine.planned_end == mine.ends == datetime(2026, 11, 20, 15, 2, 19, tzinfo=UTC)
-    assert mine.ended is None  # the end of a running job is a limit, not an end
-    assert (other.kind, other.key, other.name, other.minutes_limit) == ("other", None, "evil\n9|5e|x", None)
-    assert other.started is None
-    assert other.planned_start == datetime(2026, 11, 20, 15, 53, 20, tzinfo=UTC)
-    assert (other.planned_nodes, other.priority, other.reservation) == ("n[1-2]", 17, "")
-    assert (mine.planned_start, mine.priority, mine.reservation) == (None, 4294901757, "night")
-    assert other.explanation.startswith("The job is next in line")
+    job, bobs = parsing.queue(output, S)
+    assert (job.id, job.key, job.kind, job.image, job.name) == (7, KEY, "session", "torch", "a b")
+    assert (job.gpus, job.gpu_type, job.memory_mb, job.minutes_limit) == (4, "a100", 4000, 1530)
+    assert job.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
+    assert job.planned_end == job.ends == datetime(2026, 11, 20, 15, 2, 19, tzinfo=UTC)
+    assert job.ended is None  # the end of a running job is a limit, not an end
+    assert (bobs.kind, bobs.key, bobs.name, bobs.minutes_limit) == ("other", None, "evil\n9|5e|x", None)
+    assert bobs.started is None
+    assert bobs.planned_start == datetime(2026, 11, 20, 15, 53, 20, tzinfo=UTC)
+    assert (bobs.planned_nodes, bobs.priority, bobs.reservation) == ("n[1-2]", 17, "")
+    assert (job.planned_start, job.priority, job.reservation) == (None, 4294901757, "night")
+    assert bobs.explanation.startswith("The job is next in line")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_queue() -> None:
         ("PENDING", "n/a", "", ""),
     ],
 )
-def test_a_job_without_its_first_node(state: str, first: str, nodes: str, gone: str) -> None:
+def test_a_lost_first_node_is_recognised(state: str, first: str, nodes: str, gone: str) -> None:
     head = ("7", "ada", "", "gpu", state, "None", "1", nodes, "N/A", "1", "1M", "1:00:00", "0:30")
     (job,) = parsing.queue(line(*head, "1", "1", "1", "1", "", "", "", first, "7", "N/A", "a", "(null)"), S)
     assert job.failed_node == gone
@@ -95,7 +95,9 @@ def test_no_name_or_comment_makes_a_job_up(name: str, comment: str) -> None:
         ("15", "12", "4", (12, 4, "", "12_4")),
     ],
 )
-def test_tasks_of_an_array(number: str, array: str, which: str, expected: tuple[object, ...]) -> None:
+def test_tasks_of_an_array_are_parsed_from_the_queue(
+    number: str, array: str, which: str, expected: tuple[object, ...]
+) -> None:
     head = (number, "ada", "", "gpu", "PENDING", "None", "1", "", "N/A", "1", "1M", "1:00:00", "0:30")
     rest = ("1", "1", "1", "1", "", "", "", "n/a", array, which, "a", "(null)")
     (job,) = parsing.queue(line(*head, *rest), S)
@@ -113,22 +115,22 @@ def test_tasks_of_an_array(number: str, array: str, which: str, expected: tuple[
         ("12_[7]", {"array_id": 12, "task": 7}),
     ],
 )
-def test_tasks_in_the_accounting(name: str, expected: dict[str, object]) -> None:
+def test_tasks_of_an_array_are_parsed_from_the_accounting(name: str, expected: dict[str, object]) -> None:
     assert parsing.array_of(name) == expected
 
 
-def test_exit_statuses_of_a_newer_slurm() -> None:
+def test_exit_statuses_of_a_newer_slurm_are_parsed() -> None:
     found = parsing.exit_statuses(f"{39:<20}{'3:0':<20}\n{40:<20}{'0:9':<20}\n")
     assert (found[39].exit_code, found[39].signal) == (3, 0)
     assert (found[40].exit_code, found[40].signal) == (0, 9)
 
 
-def test_exit_statuses() -> None:
+def test_exit_statuses_are_parsed() -> None:
     found = parsing.exit_statuses(f"{1:<20}{768:<20}\n{2:<20}{9:<20}\nslurm_load_jobs error: x\n")
     assert found == {1: (3, 0), 2: (0, 9)}
 
 
-def test_accounting() -> None:
+def test_the_accounting_is_parsed() -> None:
     def job(*ending: str) -> str:
         return line(
             *ending,
@@ -177,7 +179,7 @@ def test_a_job_that_lost_a_node_is_one_job_in_the_accounting() -> None:
     assert last.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
 
 
-def test_cluster() -> None:
+def test_nodes_and_partitions_are_parsed() -> None:
     nodes, partitions = (
         Path(__file__).with_name(f"{name}.txt").read_text() for name in ("nodes", "partitions")
     )
@@ -194,8 +196,8 @@ def test_cluster() -> None:
     assert (n3.gpus, n3.available, n3.reason) == ({}, False, "Not responding")
 
 
-def test_whose_jobs_a_partition_takes() -> None:
-    """A list of those it takes makes that of those it does not take void, as in Slurm."""
+def test_a_partition_takes_or_refuses_accounts_and_qualities() -> None:
+    """A list of accepted accounts overrides the list of refused ones, as in Slurm."""
     every = Partition(name="all")
     assert not every.refuses_account("carme") and not every.refuses_qos("normal") and not every.is_limited
     limited = Partition(name="p", accounts=["vision"], qos=["long"], refused_accounts=["vision"])
@@ -220,11 +222,11 @@ def test_whose_jobs_a_partition_takes() -> None:
         ("gres/shard:4,gres/gpu:1", {"gpu": 1}),
     ],
 )
-def test_gres(text: str, expected: dict[str, int]) -> None:
+def test_gpus_are_parsed_from_gres(text: str, expected: dict[str, int]) -> None:
     assert tres.gpus_requested(text) == expected
 
 
-#: Every way to ask, as sbatch took it, and what squeue then printed: 24.11 with GPUs in the accounting, and
+#: Each form of request that sbatch took, and what squeue then printed: 24.11 with GPUs in the accounting and
 #: 22.05 without. Fields: restarts, nodes, tasks, TRES, TRES per job, node, socket, task, OverSubscribe.
 REQUESTED = {
     "--gpus=1, running": (
@@ -292,7 +294,7 @@ REQUESTED = {
 
 
 @pytest.mark.parametrize("request_", REQUESTED)
-def test_what_jobs_have_however_they_requested_it(request_: str) -> None:
+def test_allotted_resources_are_parsed_for_every_form_of_request(request_: str) -> None:
     recorded, (gpus, cpus, memory_mb) = REQUESTED[request_]
     (has,) = tres.allotted("9|" + recorded + "|\n", "|", "OverSubscribe").values()
     assert (has.gpus, has.cpus, has.memory_mb) == (gpus, cpus, memory_mb)
@@ -308,7 +310,7 @@ def test_a_job_has_what_slurm_allotted_it() -> None:
     assert (job.gpus, job.gpu_type, job.cpus, job.memory_mb, job.restarts) == (3, "a100", 2, 200, 3)
 
 
-def test_a_gpu_of_which_a_job_has_a_share_is_not_free() -> None:
+def test_a_shared_gpu_is_not_free() -> None:
     # As 24.11 shows a node with a job of three GPUs and one of two shards.
     used = "gpu:a100:3(IDX:0-2),shard:a100:2(0/4,0/4,0/4,2/4)"
     assert tres.gpus_used(used) == {"a100": 3 + 1}
@@ -318,7 +320,7 @@ def test_a_gpu_of_which_a_job_has_a_share_is_not_free() -> None:
     assert tres.gpus_used("gpu:a100:1(IDX:0),shard:a100:1(-/4,1/4,0/4,0/4)") == {"a100": 2}
 
 
-def test_small_values() -> None:
+def test_memory_times_and_numbers_are_parsed() -> None:
     assert [parsing.memory(text, 4) for text in ("100M", "2.50G", "100Mc", "1000Mn", "?")] == [
         100,
         2560,
@@ -337,7 +339,7 @@ def test_small_values() -> None:
 
 
 @given(st.text())
-def test_a_label_is_ours_or_none(comment: str) -> None:
+def test_only_labels_of_carme_are_parsed(comment: str) -> None:
     assert Label.read(comment) is None or comment.startswith("carme/1 ")
 
 
@@ -372,7 +374,7 @@ def test_a_label_survives() -> None:
         ("", SlurmError, "says 'nothing'"),
     ],
 )
-def test_refusals(answer: str, kind: type[Exception], words: str) -> None:
+def test_answers_of_slurm_become_errors(answer: str, kind: type[Exception], words: str) -> None:
     error = refusal("sbatch", answer)
     assert type(error) is kind
     assert words in error.message

@@ -125,12 +125,12 @@ async def test_a_stop_is_shown_for_a_day_and_survives_a_restart(settings: Settin
 
 
 async def test_rules_that_only_warn_end_nothing(settings: Settings, tmp_path: Path) -> None:
-    other = alert().model_copy(update={"name": "CarmeOther"})
+    warning = alert().model_copy(update={"name": "CarmeOther"})
     site = Site(settings, tmp_path, alerts=[IDLE, "CarmeOther"], stop=[IDLE], warnings=1)
     for _ in range(3):
-        await site.evaluate(other)
+        await site.evaluate(warning)
     assert site.record() == [WARN] and site.policy.warnings()[0].ends is None
-    # Of what can end it the owner is warned first.
+    # The owner is warned first of a rule that can end the job.
     await site.evaluate(alert())
     assert site.record() == [WARN, WARN] and site.stopped == []
     await site.evaluate(alert())
@@ -149,7 +149,7 @@ async def test_by_default_nothing_is_stopped_but_it_is_on_record(settings: Setti
 @pytest.mark.parametrize(
     "exempt", [{"exempt_users": ["ada"]}, {"exempt_accounts": ["research"]}, {"exempt_partitions": ["gpu"]}]
 )
-async def test_who_is_exempt_is_left_alone(
+async def test_exempt_users_are_left_alone(
     settings: Settings, tmp_path: Path, exempt: dict[str, list[str]]
 ) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1, **exempt)
@@ -158,7 +158,7 @@ async def test_who_is_exempt_is_left_alone(
     assert site.record() == [] and site.stopped == [] and site.policy.notices(site.jobs[0]) == []
 
 
-async def test_a_job_that_works_again_begins_anew(settings: Settings, tmp_path: Path) -> None:
+async def test_warnings_start_again_for_a_job_that_works_again(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
     await site.evaluate(alert())
     await site.evaluate()
@@ -189,7 +189,9 @@ async def test_another_job_with_the_number_is_not_punished_for_the_first(
     assert site.stopped == [] and site.record() == [WARN, WARN]
 
 
-async def test_warnings_survive_a_restart_and_damage_begins_anew(settings: Settings, tmp_path: Path) -> None:
+async def test_warnings_survive_a_restart_and_a_damaged_file_is_empty(
+    settings: Settings, tmp_path: Path
+) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
     await site.evaluate(alert())
     file = settings.broker.state_directory / FILE

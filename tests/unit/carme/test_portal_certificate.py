@@ -91,9 +91,9 @@ def test_a_certificate_that_is_not_known_is_named_and_can_be_trusted(
         assert client.profile().user == "alice"
 
 
-def test_one_of_another_host_is_never_trusted(url: str, certificate: Path) -> None:
-    other = url.replace("localhost", "127.0.0.1")
-    Login().write(other, "carme_token", certificate.read_text())
+def test_a_certificate_of_another_host_is_never_trusted(url: str, certificate: Path) -> None:
+    by_number = url.replace("localhost", "127.0.0.1")
+    Login().write(by_number, "carme_token", certificate.read_text())
     with (
         carme.Client() as client,
         pytest.raises(Unreachable, match="not trusted here: IP address mismatch") as caught,

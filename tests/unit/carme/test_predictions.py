@@ -83,7 +83,7 @@ def test_choices_have_the_cheapest_and_the_fastest(curve: Curve) -> None:
         (b" " * (MOST_BYTES + 1), "scale.json is not a result of a probe: it has more than 4 MiB."),
     ],
 )
-def test_files_that_are_no_results(tmp_path: Path, text: bytes, sentence: str) -> None:
+def test_a_file_that_is_not_a_result_is_refused(tmp_path: Path, text: bytes, sentence: str) -> None:
     path = tmp_path / "scale.json"
     path.write_bytes(text)
     with pytest.raises(InvalidRequest) as refusal:
@@ -126,7 +126,9 @@ def row(**changes: Any) -> dict[str, Any]:
         ({"device": "a\x1b[2J"}, "scale.json is damaged at device."),
     ],
 )
-def test_results_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_a_result_that_cannot_be_used_is_refused(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
     path = write_result(tmp_path / "scale.json", **changes)
     with pytest.raises(InvalidRequest) as refusal:
         read_file(path)
@@ -135,7 +137,7 @@ def test_results_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any], se
         assert translated(text_of, "de") != text_of
 
 
-def test_rows_that_are_missing(curve: Curve) -> None:
+def test_a_prediction_that_the_result_lacks_is_refused(curve: Curve) -> None:
     with pytest.raises(InvalidRequest, match="A batch of 256 cannot be shared by 512 ranks"):
         curve.prediction(64, 8)
     with pytest.raises(InvalidRequest, match="no prediction for 9 nodes with 5 ranks each"):
@@ -164,7 +166,7 @@ def test_below_the_floor_a_reason_is_needed(curve: Curve, settings: Settings) ->
 
 
 @pytest.mark.parametrize("change", [{"step_ms": 0}, {"reason": "a\nb"}, {"reason": "x" * 501}, {"more": 1}])
-def test_a_prediction_that_is_none(curve: Curve, change: dict[str, Any]) -> None:
+def test_an_invalid_prediction_is_refused(curve: Curve, change: dict[str, Any]) -> None:
     values = curve.prediction(1, 1).model_dump() | change
     with pytest.raises(InvalidRequest, match=r"prediction\." + next(iter(change))):
         JobRequest.read(request(None).model_dump() | {"prediction": values})
@@ -247,7 +249,7 @@ async def test_submit_keeps_and_shows_a_prediction(
     assert recipe.request.prediction == found
 
 
-async def test_submit_below_the_floor(
+async def test_submit_below_the_floor_needs_a_reason(
     site: Any, file: Path, result: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site.settings.__dict__["scaling"] = ScalingSettings(efficiency_percent=100)
@@ -334,7 +336,7 @@ def test_what_cannot_start_leaves_room_for_what_can(
         (["--choices"], "--choices needs the result of a probe."),
     ],
 )
-async def test_wrong_options(
+async def test_scaling_options_without_a_result_are_refused(
     site: Any, file: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await asyncio.to_thread(main, ["submit", *arguments, "--", "true"]) == 1

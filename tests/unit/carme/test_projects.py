@@ -94,7 +94,7 @@ async def test_partitions_are_those_of_the_members(portal: Any) -> None:
     assert any(call[-1] == "partition=gpu" for call in sent_to_slurm(portal) if call[0] == "delete")
 
 
-async def test_who_leaves_with_jobs_keeps_them_and_starts_no_more(portal: Any) -> None:
+async def test_a_member_who_leaves_keeps_running_jobs_and_starts_no_more(portal: Any) -> None:
     await portal.client.grant(grant(members=["ada", "bob"]), user="ada")
     portal.slurm.jobs = [{"A": 7, "j": "a", "u": "bob", "a": VISION, "P": "gpu", "T": "RUNNING"}]
     saved = await portal.client.grant(grant(members=["ada"]), user="ada")
@@ -105,7 +105,7 @@ async def test_who_leaves_with_jobs_keeps_them_and_starts_no_more(portal: Any) -
     assert saved.members == {"ada": [""]}
 
 
-async def test_who_comes_back_may_start_again(portal: Any) -> None:
+async def test_a_member_who_comes_back_may_start_jobs_again(portal: Any) -> None:
     await portal.client.grant(grant(members=["bob"]), user="ada")
     portal.slurm.jobs = [{"A": 7, "j": "a", "u": "bob", "a": VISION, "P": "gpu", "T": "RUNNING"}]
     await portal.client.grant(grant(), user="ada")
@@ -209,7 +209,7 @@ def after(grant: Grant) -> ProjectAccount:
 
 
 @given(grants)
-def test_what_agrees_needs_no_change(wanted: Grant) -> None:
+def test_a_matching_account_needs_no_change(wanted: Grant) -> None:
     assert changes(wanted, after(wanted)) == []
 
 

@@ -75,7 +75,7 @@ def test_where_a_field_ends_counts() -> None:
     assert [(job.account, job.partition) for job in (first, second)] == [("lab", "gpu"), ("labg", "pu")]
 
 
-def test_of_a_suspended_job_the_time_that_is_left_counts() -> None:
+def test_the_remaining_time_of_a_suspended_job_counts() -> None:
     known = QueueCache()
     jobs = [queue(known, short(T="SUSPENDED", L=left), long())[0] for left in ("59:00", "9:00")]
     assert [job.seconds_left for job in jobs] == [59 * 60, 9 * 60]
@@ -107,7 +107,7 @@ async def test_a_job_submitted_between_the_two_forms_has_its_gpus_at_once(slurm:
     assert named(slurm) == [[], ["--jobs=8,9,10"], []]  # nothing is missing
 
 
-async def test_of_a_job_that_slurm_has_forgotten_meanwhile_the_short_form_counts(slurm: FakeSlurm) -> None:
+async def test_a_job_that_slurm_has_dropped_keeps_its_short_form(slurm: FakeSlurm) -> None:
     slurm.jobs = [RUNNING, RUNNING | {"A": 8, "b": "gres:gpu:a100:2", "T": "CANCELLED"}]
     slurm.late({8: "ended"})
     jobs = await SlurmCommands(cluster="test").queue()
@@ -180,7 +180,7 @@ async def test_with_many_jobs_the_queue_is_read_without_asking_what_has_changed(
     assert len(slurm.calls("scontrol")) == 2
 
 
-async def test_where_jobs_are_many_the_broker_rests_after_a_look_that_took_long(
+async def test_with_many_jobs_the_broker_pauses_after_a_slow_poll(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Busy:

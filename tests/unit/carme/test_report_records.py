@@ -85,5 +85,5 @@ def packed(body: object) -> str:
         PREFIX + base64.b64encode(zlib.compress(bytes(50 << 20))).decode(),
     ],
 )
-def test_what_is_no_record_of_ours_is_none(text: str) -> None:
+def test_a_text_that_is_not_a_valid_record_is_ignored(text: str) -> None:
     assert read_record(text) is None

@@ -68,7 +68,7 @@ ACCOUNTED: dict[str, Any] = {
         (usage(), job(minutes_limit=1440), "time", "--time 90"),
     ],
 )
-def test_advice(used: Usage | None, of: Job, topic: str, change: str) -> None:
+def test_advice_follows_from_the_use(used: Usage | None, of: Job, topic: str, change: str) -> None:
     (advice,) = advise(of, used)
     assert advice.topic == topic
     assert change in advice.change
@@ -114,12 +114,12 @@ def test_gpus_are_counted_per_node() -> None:
 
 def samples() -> str:
     """An hour of a job on n1 with two GPUs: one works, one stops after half of the time; in OpenMetrics."""
-    whose = 'jobid="7",user="ada",node="n1"'
+    job_labels = 'jobid="7",user="ada",node="n1"'
     series: dict[str, list[tuple[float, float]]] = {}
     for second in range(0, 3601, 15):
         at = BEGIN.timestamp() + second
         for gpu, busy in (("0", 0.8), ("1", 0.6 if second < 1800 else 0.0)):
-            labels = f'{{{whose},gpu="{gpu}",uuid="GPU-{gpu}"}}'
+            labels = f'{{{job_labels},gpu="{gpu}",uuid="GPU-{gpu}"}}'
             for name, value in (
                 ("carme_job_gpu_utilization_ratio", busy),
                 ("carme_job_gpu_memory_used_bytes", 10 * GIB),
@@ -128,20 +128,20 @@ def samples() -> str:
             ):
                 series.setdefault(name + labels, []).append((value, at))
         for name, value in (
-            (f'carme_job_cpu_seconds_total{{{whose},mode="user"}}', 3.0 * second),
-            (f"carme_job_cpus{{{whose}}}", 4),
-            (f"carme_job_memory_used_bytes{{{whose}}}", 2 * GIB),
-            (f"carme_job_memory_peak_bytes{{{whose}}}", 3 * GIB),
-            (f"carme_job_memory_limit_bytes{{{whose}}}", 32 * GIB),
-            (f"carme_job_io_read_bytes_total{{{whose}}}", second << 20),
-            (f"carme_job_io_written_bytes_total{{{whose}}}", second << 10),
-            (f'carme_job_network_receive_bytes_total{{{whose},source="node"}}', second << 20),
-            (f'carme_job_network_transmit_bytes_total{{{whose},source="node"}}', second << 19),
+            (f'carme_job_cpu_seconds_total{{{job_labels},mode="user"}}', 3.0 * second),
+            (f"carme_job_cpus{{{job_labels}}}", 4),
+            (f"carme_job_memory_used_bytes{{{job_labels}}}", 2 * GIB),
+            (f"carme_job_memory_peak_bytes{{{job_labels}}}", 3 * GIB),
+            (f"carme_job_memory_limit_bytes{{{job_labels}}}", 32 * GIB),
+            (f"carme_job_io_read_bytes_total{{{job_labels}}}", second << 20),
+            (f"carme_job_io_written_bytes_total{{{job_labels}}}", second << 10),
+            (f'carme_job_network_receive_bytes_total{{{job_labels},source="node"}}', second << 20),
+            (f'carme_job_network_transmit_bytes_total{{{job_labels},source="node"}}', second << 19),
             # Another job, which must not be counted.
             ('carme_job_cpus{jobid="77",user="bob",node="n1"}', 64),
         ):
             series.setdefault(name, []).append((value, at))
-        # A third one, in whose middle two ranks trained.
+        # A third job, in which two ranks trained for a while.
         alone = 'carme_job_memory_used_bytes{jobid="9",user="ada",node="n1"}'
         series.setdefault(alone, []).append((GIB, at))
         for rank in ("0", "1") if 600 <= second <= 3000 else ():
@@ -175,7 +175,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield running
 
 
-async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None:
+async def test_prometheus_gives_use_and_curves_of_a_job(prometheus: Prometheus) -> None:
     used, curves = await Metrics(prometheus.url, prometheus.certificates).usage(7, BEGIN, END)
     assert used is not None
     (node,) = used.nodes
@@ -204,7 +204,7 @@ async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None
     assert ">512.0 KiB/s</text>" in as_html(Report(job=job(), usage=used, curves=curves))
 
 
-async def test_what_ranks_reported_of_a_run_that_was_a_part_of_the_job(prometheus: Prometheus) -> None:
+async def test_prometheus_gives_training_of_a_part_of_the_job(prometheus: Prometheus) -> None:
     used, curves = await Metrics(prometheus.url, prometheus.certificates).usage(9, BEGIN, END)
     assert used is not None
     reported = used.training
@@ -314,7 +314,7 @@ async def test_an_administrator_s_comment_stays(site: Any) -> None:
     assert (await site.client.report(7)).source == "live"
 
 
-async def test_what_a_report_says(site: Any) -> None:
+async def test_a_report_has_use_efficiency_and_advice(site: Any) -> None:
     site.slurm.account(ACCOUNTED)
     site.slurm.jobs = [JOB]
     await recorded(site.slurm)
@@ -324,7 +324,7 @@ async def test_what_a_report_says(site: Any) -> None:
     assert report.efficiency["gpu"] == pytest.approx(0.55, abs=0.01)
     assert report.efficiency["memory"] == pytest.approx(3 / 32, abs=0.001)
     assert {advice.topic for advice in report.advice} == {"balance", "memory"}
-    # Bars of letters are for terminals.
+    # Bars of characters are for terminals.
     assert re.search(r"\[#{5,6}\.{4,5}\] 55 % used", as_text(report))
     assert re.search(r'<meter max="1" value="0\.5\d+"[^>]*></meter> <span>55 % used', as_html(report))
     assert "[#" not in as_html(report)
@@ -335,8 +335,12 @@ async def test_a_job_is_compared_with_those_like_it(site: Any) -> None:
         ACCOUNTED | {"JobIDRaw": str(number), "AdminComment": write_record(usage((share, share)))}
         for number, share in ((1, 0.2), (2, 0.4), (3, 0.9))
     ]
-    other = ACCOUNTED | {"JobIDRaw": "4", "JobName": "else", "AdminComment": write_record(usage((0.0, 0.0)))}
-    site.slurm.account(ACCOUNTED, *like, other)
+    different = ACCOUNTED | {
+        "JobIDRaw": "4",
+        "JobName": "else",
+        "AdminComment": write_record(usage((0.0, 0.0))),
+    }
+    site.slurm.account(ACCOUNTED, *like, different)
     site.slurm.jobs = [JOB]
     peers = (await site.client.report(7)).peers
     assert (peers.jobs, peers.gpu_busy) == (3, 0.4)
@@ -488,7 +492,7 @@ def test_a_job_that_waits_has_a_report_too() -> None:
     assert "nothing yet: it has not started" in text
 
 
-async def test_the_command(
+async def test_the_report_command_prints_text_html_and_json(
     site: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder / "carme.toml"

@@ -42,7 +42,7 @@ def test_what_can_be_compared_is_listed(capsys: pytest.CaptureFixture[str]) -> N
     assert {"contestants", "networks", "data"} == set(json.loads(capsys.readouterr().out))
 
 
-def test_what_is_wrong_is_one_sentence(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_sentence(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scale", str(result.with_name("none.json"))]) == 1
     assert "cannot be read (No such file or directory)." in capsys.readouterr().err
     assert main(["scale", str(result), "--network", "fast"]) == 1

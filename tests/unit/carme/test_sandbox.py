@@ -283,15 +283,15 @@ async def test_a_booking_is_for_its_users(sandbox: Sandbox) -> None:
         users=["ada"],
     )
     await sandbox.client.reserve(spec, user="ada")
-    mine = await sandbox.submit("true", reservation=spec.name)
-    await sandbox.until(mine, JobState.COMPLETED)
+    booked = await sandbox.submit("true", reservation=spec.name)
+    await sandbox.until(booked, JobState.COMPLETED)
     with pytest.raises(SlurmError, match="You may not use this booking"):
         await sandbox.submit("true", "ben", reservation=spec.name)
-    others = await sandbox.submit("true", "ben")
-    job = await sandbox.until(others, JobState.PENDING)
+    unbooked = await sandbox.submit("true", "ben")
+    job = await sandbox.until(unbooked, JobState.PENDING)
     assert (job.reason, job.planned_start) == ("Resources", spec.end)
     await sandbox.client.release(spec.name, user="ada")
-    await sandbox.until(others, JobState.COMPLETED)
+    await sandbox.until(unbooked, JobState.COMPLETED)
 
 
 async def test_a_project_has_no_more_gpus_than_it_is_granted(sandbox: Sandbox) -> None:

@@ -85,7 +85,7 @@ async def book_at(folder: Path, clock: Callable[[], datetime]) -> AsyncIterator[
     await book.close()
 
 
-async def test_ended_sessions_are_forgotten_in_time_and_in_number(tmp_path: Path) -> None:
+async def test_ended_sessions_are_dropped_by_age_and_number(tmp_path: Path) -> None:
     now = datetime(2026, 11, 1, tzinfo=UTC)
     async with book_at(tmp_path, lambda: now) as book:
         book.observe([facts_of(1, JobState.FAILED), facts_of(2), facts_of(3, user="bob")], None)
@@ -103,7 +103,7 @@ async def test_ended_sessions_are_forgotten_in_time_and_in_number(tmp_path: Path
         assert len(book.sessions("bob", active=False)) == 1
 
 
-async def test_the_full_picture_has_what_is_active_or_ended_lately(tmp_path: Path) -> None:
+async def test_the_full_list_has_active_and_recently_ended_sessions(tmp_path: Path) -> None:
     now = datetime(2026, 11, 1, tzinfo=UTC)
     async with book_at(tmp_path, lambda: now) as book:
         book.observe([facts_of(1, JobState.FAILED), facts_of(2)], None)
@@ -137,8 +137,8 @@ async def test_what_a_full_disk_did_not_take_is_stored_later(
             book.note(1, "ada", SessionNote(server=ServerStatus.READY))
             await book.save()
         await book.save()
-        async with book_at(tmp_path, clock) as other:
-            assert other.session("s1", "ada").state is SessionState.READY
+        async with book_at(tmp_path, clock) as restored:
+            assert restored.session("s1", "ada").state is SessionState.READY
 
 
 async def test_what_waits_to_be_written_when_the_broker_ends_is_stored(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_only_a_server_that_was_ready_and_answers_is_ready() -> None:
         ("ended", "RUNNING", "ready", True, "ended"),
     ],
 )
-def test_what_follows(
+def test_a_state_follows_from_job_server_and_node(
     previous: str | None, state: str, server: str | None, reachable: bool, following: str
 ) -> None:
     before = SessionState(previous) if previous else None
@@ -131,7 +131,7 @@ def test_what_follows(
         ("other", "session", None),
     ],
 )
-def test_which_jobs_are_sessions(name: str, kind: Any, expected: str | None) -> None:
+def test_only_valid_session_jobs_are_sessions(name: str, kind: Any, expected: str | None) -> None:
     assert session_name(job(name=name, kind=kind)) == expected
 
 
@@ -214,7 +214,7 @@ def test_a_job_put_back_into_the_queue_has_no_server_any_more() -> None:
     assert "back into the queue" in back.sentence
 
 
-def test_a_server_that_is_heard_of_after_its_job_was_put_back_is_lost() -> None:
+def test_a_server_that_reports_after_its_job_was_requeued_is_lost() -> None:
     def at(seconds: float) -> datetime:
         return NOW + timedelta(seconds=seconds)
 
@@ -224,7 +224,7 @@ def test_a_server_that_is_heard_of_after_its_job_was_put_back_is_lost() -> None:
     facts = reported(after_poll(reported(Facts(job=job())), job(JobState.PENDING), at(1), at(1)))
     assert facts.state is SessionState.QUEUED
     facts = reported(after_note(facts, SessionNote(server=ServerStatus.READY), at(2)))
-    # A look that had begun before shows what was, maybe.
+    # A poll that had begun before may show the earlier state.
     early = reported(after_poll(facts, job(JobState.PENDING), at(3), at(1.9)))
     assert early.state is SessionState.READY
     lost = reported(after_poll(early, job(JobState.PENDING), at(4), at(3.9)))
@@ -252,7 +252,7 @@ def test_what_clears_away_a_session_that_its_owner_stopped_does_not_say_why_it_e
 # What is reported
 
 
-def test_a_running_session() -> None:
+def test_a_running_session_has_the_values_of_its_job() -> None:
     session = session_of(after_note(Facts(job=job()), SessionNote(server=ServerStatus.READY)))
     assert (session.name, session.owner, session.job_id, session.image) == ("s1", "ada", 7, "torch")
     assert (session.label, session.sentence, session.node_list) == ("Ready", "", "n1")
@@ -302,7 +302,7 @@ def test_every_end_has_a_sentence(state: JobState) -> None:
         (JobState.RUNNING, Ending.STOPPED),
     ],
 )
-def test_who_clears_away_what_ends_anyway_is_not_why_it_ended(ends: JobState, ending: Ending) -> None:
+def test_a_cancellation_of_an_ending_session_is_not_its_cause(ends: JobState, ending: Ending) -> None:
     ready = after_note(Facts(job=job()), SessionNote(server=ServerStatus.READY))
     cleared = after_note(
         after_poll(ready, job(ends), NOW), SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED)

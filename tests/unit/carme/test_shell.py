@@ -29,7 +29,7 @@ def test_a_running_session_is_entered_by_its_private_folder() -> None:
 
 
 @pytest.mark.parametrize("values", [{"state": JobState.PENDING}, {"state": JobState.FAILED}, {"key": None}])
-def test_others_cannot_be_entered(values: dict[str, Any]) -> None:
+def test_a_session_that_is_not_running_cannot_be_entered(values: dict[str, Any]) -> None:
     with pytest.raises(CarmeError, match="The session s1 is not running: its job 7 is"):
         folder_of(job(**values), "s1")
 
@@ -44,14 +44,16 @@ def test_others_cannot_be_entered(values: dict[str, Any]) -> None:
         ({"fabric.json": WHERE, "fabric.key": "k" * 64, "fabric.pem": "nothing"}, "fabric.pem: "),
     ],
 )
-def test_a_folder_that_does_not_show_the_way(tmp_path: Path, files: dict[str, str], words: str) -> None:
+def test_a_folder_without_a_usable_agent_address_is_an_error(
+    tmp_path: Path, files: dict[str, str], words: str
+) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(CarmeError, match=words):
         visit(tmp_path, 0, [])
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_an_agent_that_does_not_answer_is_reported(tmp_path: Path) -> None:
     (tmp_path / "fabric.json").write_text(WHERE)
     (tmp_path / "fabric.key").write_text("k" * 64)
     (tmp_path / "fabric.pem").write_text(make_certificate())
@@ -59,7 +61,9 @@ def test_nobody_listens(tmp_path: Path) -> None:
         visit(tmp_path, 0, [])
 
 
-def test_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_names_its_arguments(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CARME_CONFIG", os.devnull)
     with pytest.raises(SystemExit):
         main(["session", "shell", "--help"])

@@ -36,19 +36,21 @@ def of(nodes: list[Node]) -> Cluster:
     return Cluster(taken=NOW, nodes=nodes, partitions=[Partition(name="gpu", node_names=names)])
 
 
-def missing(job: Job, nodes: list[Node], *others: Job, reservations: tuple[Reservation, ...] = ()) -> str:
-    return in_german_too(shortage(job, of(nodes), running_on([*others, job]), NOW, reservations))
+def missing(
+    job: Job, nodes: list[Node], *running_jobs: Job, reservations: tuple[Reservation, ...] = ()
+) -> str:
+    return in_german_too(shortage(job, of(nodes), running_on([*running_jobs, job]), NOW, reservations))
 
 
 def in_german_too(text: str) -> str:
-    """The text, which has its German."""
+    """Return the text; fail unless it has a complete German translation."""
     english = {"must", "use", "your", "jobs", "job", "down", "memory", "kept", "on", "and", "until", "from"}
     assert not english & set(translated(text, "de").split()), translated(text, "de")
     return text
 
 
 def reservation(name: str, begins: int, ends: int, *nodes: str, **values: Any) -> Reservation:
-    """One of so many minutes from now."""
+    """A reservation; it begins and ends so many minutes from now."""
     start, end = (NOW + timedelta(minutes=minutes) for minutes in (begins, ends))
     return Reservation(name=name, start=start, end=end, node_names=list(nodes), **values)
 
@@ -61,14 +63,18 @@ def busy(name: str, gpus: int, **values: Any) -> Node:
     return node(name, gpus_used={"a100": gpus}, cpus_used=gpus, memory_used_mb=100 * gpus, **values)
 
 
-def test_who_has_the_gpus_and_until_when() -> None:
-    others = [running(1, minutes_limit=30), running(2, user="ada", gpus=1), running(3, minutes_limit=600)]
-    message = missing(waiting(gpus=3), [busy("n1", 3), busy("n2", 4)], *others)
+def test_the_jobs_that_use_the_gpus_are_named_with_their_end() -> None:
+    running_jobs = [
+        running(1, minutes_limit=30),
+        running(2, user="ada", gpus=1),
+        running(3, minutes_limit=600),
+    ]
+    message = missing(waiting(gpus=3), [busy("n1", 3), busy("n2", 4)], *running_jobs)
     who = "your job 2 and 2 jobs of others"
     assert message == f"2 GPUs must become free on n1, in use by {who} until {at(60)} at the latest"
     assert "secret" not in message and "bob" not in message
-    # With all of it the longest counts; without a limit nobody can say.
-    assert missing(waiting(), [busy("n1", 3)], *others).endswith(f"until {at(600)} at the latest")
+    # If all jobs must end, the longest counts; without a time limit no time is named.
+    assert missing(waiting(), [busy("n1", 3)], *running_jobs).endswith(f"until {at(600)} at the latest")
     message = missing(waiting(), [busy("n1", 1)], running(1, minutes_limit=None))
     assert message == "1 GPU must become free on n1, in use by 1 job of others"
 
@@ -82,12 +88,12 @@ def test_the_end_that_slurm_gives_counts() -> None:
     )
 
 
-def test_a_job_over_several_nodes() -> None:
+def test_missing_gpus_of_several_nodes_are_added_up() -> None:
     nodes = [busy("n1", 4), busy("n2", 0), busy("n3", 4)]
-    others = [running(1, gpus=4), running(2, gpus=4, node_list="n3", minutes_limit=90)]
-    message = missing(waiting(nodes=2, gpus=8, cpus=8), nodes, *others)
+    running_jobs = [running(1, gpus=4), running(2, gpus=4, node_list="n3", minutes_limit=90)]
+    message = missing(waiting(nodes=2, gpus=8, cpus=8), nodes, *running_jobs)
     assert message == f"4 GPUs must become free on n1, in use by 1 job of others until {at(60)} at the latest"
-    message = missing(waiting(nodes=3, gpus=12, cpus=12), nodes, *others)
+    message = missing(waiting(nodes=3, gpus=12, cpus=12), nodes, *running_jobs)
     assert message.startswith("8 GPUs must become free on n1 and n3, in use by 2 jobs of others until")
 
 
@@ -101,7 +107,7 @@ def test_a_job_over_several_nodes() -> None:
         ({"gpus": 5}, ""),  # no node has as many: another reason says so
     ],
 )
-def test_each_resource(values: dict[str, int], expected: str) -> None:
+def test_each_missing_resource_is_named(values: dict[str, int], expected: str) -> None:
     there = running(1, gpus=2, cpus=2, memory_mb=200)
     message = missing(waiting(**values), [busy("n1", 2)], there)
     assert message.partition(", in use")[0] == expected
@@ -121,7 +127,7 @@ def test_no_size_is_1024_of_a_unit_that_has_a_larger_one() -> None:
     assert (size(0), size(1024), size(1 << 50)) == ("0 B", "1.0 KiB", "1024.0 TiB")
 
 
-def test_nodes_that_take_no_jobs() -> None:
+def test_nodes_that_take_no_jobs_are_named() -> None:
     assert missing(waiting(), [node("n1", available=False)]) == "down or drained: n1"
     gone = node("n1", available=False)
     assert missing(waiting(), [gone, busy("n2", 1)], running(1, node_list="n2")).startswith("1 GPU must")
@@ -153,7 +159,7 @@ def test_a_job_of_a_reservation_waits_for_its_nodes_alone() -> None:
     assert message.startswith("2 GPUs must become free on n2, in use by 1 job of others")
 
 
-def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
+def test_a_reservation_of_some_gpus_counts_without_the_jobs_in_it() -> None:
     some = reservation("carme-a", -5, 90, "n1", gpus=2, cpus=2)
     outside = running(1, gpus=1, minutes_limit=30)
     inside = running(2, gpus=2, user="eve", reservation="carme-a", minutes_limit=80)
@@ -165,7 +171,7 @@ def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
     )
 
 
-def test_which_nodes_reservations_keep() -> None:
+def test_reserved_nodes_are_named_with_their_times() -> None:
     cluster = of([node("n1"), node("n2"), node("n3")])
     saved = [reservation("maint", -5, 90, "n1", "n2", "x9"), reservation("carme-b", 30, 200, "n3")]
     assert in_german_too(reserved_nodes(waiting(), cluster, saved, NOW)) == (

@@ -81,7 +81,7 @@ async def test_a_job_that_was_submitted_waits_in_the_queue(adapter: SimpleNamesp
     assert job.is_pending and job.submitted and job.explanation
 
 
-async def test_its_folder_holds_what_it_needs(adapter: SimpleNamespace) -> None:
+async def test_the_folder_of_a_job_has_its_files(adapter: SimpleNamespace) -> None:
     await adapter.slurm.submit(order(environment={"TOKEN": "t"}, files={"a": "b"}), adapter.owner)
     folder = Path(adapter.owner.home) / ".local/share/carme/jobs" / KEY
     found = {path.name for path in folder.iterdir()}
@@ -165,13 +165,13 @@ def set_reservation(adapter: SimpleNamespace, number: int) -> None:
         adapter.fake.jobs = [job | {"v": NAME} if job["A"] == number else job for job in jobs]
 
 
-async def test_what_is_no_reservation_is_an_error(adapter: SimpleNamespace) -> None:
+async def test_an_unknown_reservation_is_an_error(adapter: SimpleNamespace) -> None:
     with pytest.raises(SlurmError) as caught:
         await adapter.slurm.delete_reservation(NAME)
     assert caught.value.field == "reservation"
 
 
-async def test_accounts_of_projects(adapter: SimpleNamespace) -> None:
+async def test_accounts_of_projects_are_made_limited_and_read(adapter: SimpleNamespace) -> None:
     slurm, account = adapter.slurm, "carme-vision"
     assert not await slurm.account_exists(account)
     await slurm.make_account(account)
@@ -189,7 +189,7 @@ async def test_accounts_of_projects(adapter: SimpleNamespace) -> None:
     assert await slurm.account_exists(account)
 
 
-async def test_windows_for_maintenance(adapter: SimpleNamespace) -> None:
+async def test_a_maintenance_window_is_a_reservation(adapter: SimpleNamespace) -> None:
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     name = "carme-maintenance-0123456789ab"
     window = Window(name=name, node_names=["n1"], start=start, end=start + timedelta(hours=1))
@@ -198,7 +198,7 @@ async def test_windows_for_maintenance(adapter: SimpleNamespace) -> None:
     assert (found.name, found.node_names, found.users) == (name, ["n1"], found.users)
 
 
-async def test_when_a_job_would_start(adapter: SimpleNamespace) -> None:
+async def test_a_start_estimate_queues_no_job(adapter: SimpleNamespace) -> None:
     if isinstance(adapter.slurm, SandboxSlurm):
         for name in ("n1", "n2"):
             await adapter.slurm.resume_node(name)

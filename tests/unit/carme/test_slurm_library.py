@@ -118,7 +118,7 @@ def by_id(jobs: list[Job]) -> dict[int, Job]:
 # What both report
 
 
-async def test_states(slurm: SlurmCommands) -> None:
+async def test_states_and_reasons_of_jobs_are_read(slurm: SlurmCommands) -> None:
     jobs = by_id(await slurm.queue())
     assert {job.state for job in jobs.values()} == {
         *(JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING, JobState.COMPLETED),
@@ -131,7 +131,7 @@ async def test_states(slurm: SlurmCommands) -> None:
     assert (jobs[85].reservation, jobs[85].reason, jobs[85].minutes_limit) == ("night", "Reservation", 30)
 
 
-async def test_gpus_by_every_option(slurm: SlurmCommands) -> None:
+async def test_gpus_are_counted_whatever_option_requested_them(slurm: SlurmCommands) -> None:
     jobs = by_id(await slurm.queue())
     assert {number: (jobs[number].gpus, jobs[number].gpu_type) for number in (9, 10, 11, 12, 36, 37)} == {
         9: (1, None),  # --gres=gpu:1
@@ -146,7 +146,7 @@ async def test_gpus_by_every_option(slurm: SlurmCommands) -> None:
     assert (jobs[10].cpus, jobs[10].memory_mb, jobs[13].memory_mb) == (4, 200, 100)
 
 
-async def test_arrays_and_heterogeneous_jobs(slurm: SlurmCommands) -> None:
+async def test_arrays_and_heterogeneous_jobs_are_read(slurm: SlurmCommands) -> None:
     jobs = by_id(await slurm.queue())
     assert (jobs[19].array_id, jobs[19].task, jobs[19].tasks) == (19, None, "2-3%1")
     assert (jobs[21].array_id, jobs[21].task) == (19, 1)
@@ -155,7 +155,7 @@ async def test_arrays_and_heterogeneous_jobs(slurm: SlurmCommands) -> None:
     assert (jobs[26].cpus, jobs[27].cpus) == (1, 2)
 
 
-async def test_names_of_users_choice(slurm: SlurmCommands) -> None:
+async def test_any_job_name_is_read(slurm: SlurmCommands) -> None:
     jobs = by_id(await slurm.queue())
     assert jobs[5].name == "evil\n9|5e|x"
     assert jobs[15].name == 'ünï "code" ; $(x) %j'
@@ -164,7 +164,7 @@ async def test_names_of_users_choice(slurm: SlurmCommands) -> None:
     assert (jobs[9].kind, jobs[9].image, jobs[9].name) == ("session", "torch", "session-s1")
 
 
-async def test_nodes_and_partitions(slurm: SlurmCommands) -> None:
+async def test_nodes_and_partitions_are_read(slurm: SlurmCommands) -> None:
     cluster = await slurm.cluster()
     nodes = {node.name: node for node in cluster.nodes}
     assert (nodes["n4"].gpus, nodes["n4"].gpus_used) == ({"a100": 2, "v100": 2}, {"v100": 1})
@@ -180,7 +180,7 @@ async def test_nodes_and_partitions(slurm: SlurmCommands) -> None:
     assert (partitions["off"].state, partitions["hidden"].max_minutes) == ("DOWN", 30)
 
 
-async def test_reservations(slurm: SlurmCommands) -> None:
+async def test_reservations_are_read(slurm: SlurmCommands) -> None:
     found = {reservation.name: reservation for reservation in await slurm.reservations()}
     assert (found["night"].users, found["night"].node_names, found["night"].gpus) == (
         ["ada", "bob"],
@@ -203,7 +203,7 @@ async def snapshot(slurm: SlurmCommands) -> dict[str, Any]:
     }
 
 
-async def test_both_adapters_agree(host: Host, library: SlurmLibrary) -> None:
+async def test_both_adapters_read_the_same(host: Host, library: SlurmLibrary) -> None:
     commands = await snapshot(SlurmCommands(cluster="try"))
     requested = host.calls()
     assert await snapshot(library) == commands
@@ -220,7 +220,9 @@ def python_of_wheel(tmp_path: Path) -> str:
 
 if WHEEL:
 
-    async def test_the_real_library_agrees_with_the_commands(tmp_path: Path, python_of_wheel: str) -> None:
+    async def test_the_real_library_reads_the_same_as_the_commands(
+        tmp_path: Path, python_of_wheel: str
+    ) -> None:
         python = python_of_wheel
         commands, library = SlurmCommands(cluster="try"), SlurmLibrary(cluster="try", interpreter=python)
         settings = Host(tmp_path, python).settings("pyslurm")
@@ -304,7 +306,9 @@ async def test_what_changed_alone_gives_the_same_jobs_as_all(
 
 
 @pytest.mark.parametrize(("mode", "message"), [("away", AWAY), ("unauthenticated", NO_MUNGE)])
-async def test_slurm_away(host: Host, slurm: SlurmCommands, mode: str, message: str) -> None:
+async def test_slurm_away_is_reported_and_ends(
+    host: Host, slurm: SlurmCommands, mode: str, message: str
+) -> None:
     host.mode(mode)
     host.fail(message)
     for question in (slurm.pulse, slurm.queue, slurm.cluster, slurm.reservations):
@@ -366,7 +370,7 @@ async def test_a_library_that_hangs_holds_nobody_up(
     assert await library_again._ask("reservations", len) == 3
 
 
-async def test_children_take_turns(
+async def test_a_child_process_is_replaced_after_its_number_of_questions(
     host: Host, library: SlurmLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "QUESTIONS_PER_CHILD", 1)
@@ -395,7 +399,7 @@ async def test_children_take_turns(
         ),
     ],
 )
-async def test_choice(
+async def test_the_adapter_follows_the_setting_and_the_library(
     host: Host,
     wanted: str,
     mode: str,
@@ -420,7 +424,7 @@ def without_pyslurm(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyslurm", None)
 
 
-async def test_pyslurm_that_is_not_there(host: Host, without_pyslurm: None) -> None:
+async def test_without_pyslurm_the_commands_are_used(host: Host, without_pyslurm: None) -> None:
     choice = await choose(host.settings("auto"))
     assert choice == ("commands", "Slurm is read through its commands: pyslurm is not installed.", False)
     assert (await choose(host.settings("pyslurm"))).unwanted

@@ -98,7 +98,7 @@ async def snapshot(slurm: SlurmCommands) -> dict[str, Any]:
     ("release", "version"),
     [("24_11", "v0.0.42"), ("24_11", "v0.0.41"), ("26_05", "v0.0.43"), ("26_05", "v0.0.44")],
 )
-async def test_it_reads_the_same_as_the_commands(
+async def test_slurmrestd_reads_the_same_as_the_commands(
     *,
     rest: RecordedRest,
     slurm: SlurmRest,
@@ -117,7 +117,7 @@ async def test_it_reads_the_same_as_the_commands(
     assert states >= {JobState.SUSPENDED, JobState.NODE_FAIL, JobState.CANCELLED, JobState.TIMEOUT}
 
 
-async def test_how_jobs_ended(slurm: SlurmRest) -> None:
+async def test_exit_statuses_are_read(slurm: SlurmRest) -> None:
     assert await slurm.exit_statuses([1, 2, 3, 999]) == {1: (3, 0), 2: (0, 0), 3: (0, 9)}
 
 
@@ -152,7 +152,7 @@ def association(user: str, account: str, partition: str, most: int | None, defau
     }
 
 
-async def test_accounts_of_a_user(rest: RecordedRest, slurm: SlurmRest) -> None:
+async def test_associations_are_those_of_sacctmgr(rest: RecordedRest, slurm: SlurmRest) -> None:
     rows = [association("ada", "carme", "", None, True), association("ada", "poor", "long", 0, False)]
     answer = json.dumps({"associations": rows, "errors": []}).encode()
     rest.answers["dbassociations/?user=ada&cluster=try"] = (200, answer)
@@ -295,7 +295,9 @@ async def test_the_folder_of_a_job_that_depends_on_an_unknown_one_goes(
     assert not job_folder(ada, KEY).exists()
 
 
-async def test_a_change_that_may_have_been_made(rest: RecordedRest, slurm: SlurmRest, accounts: None) -> None:
+async def test_an_unclear_answer_to_a_change_means_slurm_is_away(
+    rest: RecordedRest, slurm: SlurmRest, accounts: None
+) -> None:
     rest.answers |= {
         "job/5": (502, b"<html>Bad gateway"),
         "job/6": (200, b'{"status": [{}]}'),
@@ -348,7 +350,7 @@ async def test_jobs_and_nodes_are_changed_as_an_operator(rest: RecordedRest, slu
 # When something is wrong
 
 
-async def test_no_socket(tmp_path: Path) -> None:
+async def test_a_missing_socket_is_reported(tmp_path: Path) -> None:
     slurm = SlurmRest(RestServer(str(tmp_path / "none")))
     with pytest.raises(
         SlurmError, match=r"^Slurm does not answer: slurmrestd says '.*/none: No such file"
@@ -357,7 +359,7 @@ async def test_no_socket(tmp_path: Path) -> None:
     assert caught.value.code == "slurm-away"
 
 
-async def test_slurm_away_behind_it(rest: RecordedRest, slurm: SlurmRest) -> None:
+async def test_slurm_away_behind_slurmrestd_is_reported(rest: RecordedRest, slurm: SlurmRest) -> None:
     complaint = {"error": "Unable to contact slurm controller (connect failure)", "error_number": 1800}
     rest.answers["jobs/"] = (500, json.dumps({"jobs": [], "errors": [complaint]}).encode())
     for question in (slurm.pulse, slurm.queue):
@@ -366,7 +368,9 @@ async def test_slurm_away_behind_it(rest: RecordedRest, slurm: SlurmRest) -> Non
         assert caught.value.code == "slurm-away"
 
 
-async def test_a_token_that_it_does_not_take(rest: RecordedRest, slurm: SlurmRest, socket: Path) -> None:
+async def test_a_refused_token_is_named_by_its_file_alone(
+    rest: RecordedRest, slurm: SlurmRest, socket: Path
+) -> None:
     rest.token = "another"
     with pytest.raises(SlurmError, match=r"does not accept the token in .*/token\. Put") as caught:
         await slurm.queue()
@@ -388,7 +392,7 @@ async def test_a_token_that_it_does_not_take(rest: RecordedRest, slurm: SlurmRes
         ("a b", 0o600, "it holds no token"),
     ],
 )
-async def test_a_token_file_that_is_not_used(
+async def test_an_unsafe_or_empty_token_file_is_refused(
     slurm: SlurmRest, token_file: Path, content: str, mode: int, reason: str
 ) -> None:
     write(token_file, content, mode)
@@ -403,19 +407,21 @@ def write(file: Path, content: str, mode: int) -> None:
     file.chmod(mode)
 
 
-async def test_no_token_file(slurm: SlurmRest, token_file: Path) -> None:
+async def test_a_missing_token_file_is_reported(slurm: SlurmRest, token_file: Path) -> None:
     os.unlink(token_file)  # noqa: PTH108  a moment
     with pytest.raises(SlurmError, match=r"cannot be read from .*: No such file"):
         await slurm.queue()
 
 
-async def test_other_versions(rest: RecordedRest, slurm: SlurmRest) -> None:
+async def test_unsupported_versions_are_reported(rest: RecordedRest, slurm: SlurmRest) -> None:
     rest.version = "v0.0.38"
     with pytest.raises(SlurmError, match=r"supports none of the versions v0\.0\.41, v0\.0\.42, "):
         await slurm.queue()
 
 
-async def test_another_release_while_we_run(rest: RecordedRest, slurm: SlurmRest) -> None:
+async def test_another_release_is_recognised_at_the_next_request(
+    rest: RecordedRest, slurm: SlurmRest
+) -> None:
     jobs = await slurm.queue()
     rest.version = "v0.0.41"
     with pytest.raises(SlurmError):
@@ -433,7 +439,7 @@ async def test_another_release_while_we_run(rest: RecordedRest, slurm: SlurmRest
         (404, NO_SUCH_URL, "HTTP 404"),
     ],
 )
-async def test_an_answer_that_cannot_be_read(
+async def test_an_answer_that_cannot_be_read_is_reported(
     rest: RecordedRest, slurm: SlurmRest, status: int, body: bytes, reason: str
 ) -> None:
     rest.answers["jobs/"] = (status, body)
@@ -441,13 +447,13 @@ async def test_an_answer_that_cannot_be_read(
         await slurm.queue()
 
 
-async def test_half_an_answer(rest: RecordedRest, slurm: SlurmRest) -> None:
+async def test_an_incomplete_answer_is_reported(rest: RecordedRest, slurm: SlurmRest) -> None:
     rest.cut = True
     with pytest.raises(SlurmError, match=r"^The answer of slurmrestd cannot be read \(IncompleteRead"):
         await slurm.queue()
 
 
-async def test_one_that_never_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_never_answers_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "TIMEOUT", 0.2)
     with sockets.socket(sockets.AF_UNIX) as silent:
         silent.bind(str(folder / "silent"))
@@ -457,7 +463,7 @@ async def test_one_that_never_answers(folder: Path, monkeypatch: pytest.MonkeyPa
     assert caught.value.code == "slurm-away"
 
 
-async def test_one_that_is_stopped_meanwhile(folder: Path) -> None:
+async def test_a_server_that_stops_meanwhile_is_reported(folder: Path) -> None:
     stopped = await asyncio.start_unix_server(lambda _reader, writer: writer.close(), folder / "stopped")
     async with stopped:
         with pytest.raises(SlurmError, match=r"^Slurm does not answer: slurmrestd says '") as caught:
@@ -508,7 +514,7 @@ async def test_answers_are_parsed_in_the_threads_of_its_requests(
     assert all(thread.name.startswith("slurmrestd") for thread in parsed)
 
 
-async def test_its_requests_take_none_of_the_threads_that_connections_need(
+async def test_requests_run_in_threads_of_their_own(
     slurm: SlurmRest, accounts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     none = ThreadPoolExecutor(1)
@@ -520,7 +526,7 @@ async def test_its_requests_take_none_of_the_threads_that_connections_need(
     assert await slurm.visible_jobs([1], UnixAccount.named("ada")) == {1}
 
 
-async def test_its_threads_end_with_it(rest: RecordedRest, socket: Path, token_file: Path) -> None:
+async def test_the_adapter_ends_its_threads(rest: RecordedRest, socket: Path, token_file: Path) -> None:
     wanted = settings(adapter="rest", rest_address=str(socket), rest_token_file=str(token_file))
     before = set(threading.enumerate())
     async with opened(wanted) as slurm:
@@ -539,7 +545,7 @@ def settings(**slurm: Any) -> Settings:
     return Settings.model_validate(values)
 
 
-async def test_choice(
+async def test_the_rest_adapter_is_chosen_by_setting_and_reported(
     rest: RecordedRest, socket: Path, token_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = settings(adapter="rest", rest_address=str(socket), rest_token_file=str(token_file))
@@ -570,6 +576,6 @@ async def test_choice(
         ({"rest_address": "http://slurm.example.org:6820"}, "needs rest_token_file"),
     ],
 )
-def test_settings_that_cannot_be(values: dict[str, str], reason: str) -> None:
+def test_wrong_settings_are_refused(values: dict[str, str], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         settings(**values)

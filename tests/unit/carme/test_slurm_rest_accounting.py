@@ -137,7 +137,7 @@ async def test_reservations_are_made_and_changed_as_slurms_user(rest: RecordedRe
     assert {(request.user, request.token) for request in rest.requests} == {("", TOKEN)}
 
 
-async def test_one_for_accounts_names_no_users_and_begins_now_where_its_start_has_passed(
+async def test_a_reservation_for_accounts_names_no_users_and_begins_now_if_its_start_has_passed(
     rest: RecordedRest, slurm: SlurmRest
 ) -> None:
     rest.answers |= {"reservation": (200, b'{"errors": []}'), "reservations/": (200, b'{"reservations": []}')}
@@ -149,14 +149,14 @@ async def test_one_for_accounts_names_no_users_and_begins_now_where_its_start_ha
     assert body["start_time"]["number"] >= int(NOW.timestamp())
 
 
-async def test_one_that_is_there_is_not_changed_by_making_it(rest: RecordedRest, slurm: SlurmRest) -> None:
+async def test_making_an_existing_reservation_changes_nothing(rest: RecordedRest, slurm: SlurmRest) -> None:
     rest.answers["reservations/"] = (200, json.dumps({"reservations": [{"name": NAME}]}).encode())
     with pytest.raises(SlurmError, match="Duplicate reservation name"):
         await slurm.make_reservation(HOLD)
     assert {request.method for request in rest.requests} == {"GET"}
 
 
-async def test_one_that_is_gone_is_not_made_by_a_change(rest: RecordedRest, slurm: SlurmRest) -> None:
+async def test_changing_a_missing_reservation_makes_none(rest: RecordedRest, slurm: SlurmRest) -> None:
     rest.answers["reservations/"] = (200, b'{"reservations": [{"name": "carme-8"}], "errors": []}')
     with pytest.raises(SlurmError, match=r"^There is no such booking \(any more\)"):
         await slurm.change_reservation(NAME, end=HOLD.end)

@@ -59,11 +59,11 @@ def test_a_folder_lies_on_the_innermost_mount(path: str, mount: tuple[str, str, 
         (100 * GIB, Limits(5), ""),
     ],
 )
-def test_near_and_full(free: int, quota: Limits | None, level: str) -> None:
+def test_a_quota_or_disk_is_near_its_end_or_full(free: int, quota: Limits | None, level: str) -> None:
     assert Space("/home/ada", 1000 * GIB, free, quota).level == level
 
 
-def test_the_program_s_table() -> None:
+def test_the_output_of_quota_is_parsed() -> None:
     output = """\
 Disk quotas for user ada (uid 1000):
      Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
@@ -96,7 +96,7 @@ print(json.dumps(dataclasses.asdict(space.space_of(sys.argv[1]))))
     return Space(**reported | {"quota": Limits(**reported["quota"]) if reported["quota"] else None})
 
 
-def test_the_kernel_s_account(tmp_path: Path) -> None:
+def test_the_kernels_quota_is_read(tmp_path: Path) -> None:
     own = os.getuid()
     found = ask(tmp_path, f"{own} 2000 1000 1500000 0 0 7", tmp_path)
     assert found.quota == Limits(1_500_000, 1000 << 10, 2000 << 10, 7)
@@ -136,7 +136,7 @@ def test_a_new_user_gets_quotas_and_those_that_are_there_stay(tmp_path: Path) ->
     assert len((tmp_path / "set").read_text().splitlines()) == 1
 
 
-def test_a_file_system_without_quotas_keeps_no_other_from_them(tmp_path: Path) -> None:
+def test_quotas_are_set_although_one_file_system_has_none(tmp_path: Path) -> None:
     done = give(tmp_path, "0 0 0 0 0 0 0", "/nothing-there", str(tmp_path))
     assert done.returncode == 1 and f"{tmp_path}: 100 GiB" in done.stdout
     assert "/nothing-there" in done.stderr and len(done.stderr.splitlines()) == 1
@@ -145,12 +145,12 @@ def test_a_file_system_without_quotas_keeps_no_other_from_them(tmp_path: Path) -
     assert len((tmp_path / "set").read_text().splitlines()) == 1
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         space_of(str(tmp_path / "none"))
 
 
-def test_here(tmp_path: Path) -> None:
+def test_the_space_of_a_folder_is_that_of_its_file_system(tmp_path: Path) -> None:
     found = space_of(str(tmp_path))
     status = os.statvfs(tmp_path)
     assert found.size == status.f_blocks * status.f_frsize

@@ -1,4 +1,4 @@
-"""What jobs ask to have near them, and the catalogue of datasets."""
+"""Data that jobs stage to their nodes, and the catalogue of datasets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def datasets(tmp_path: Path) -> Datasets:
     return found
 
 
-def test_targets_paths_and_names(datasets: Datasets, tmp_path: Path) -> None:
+def test_stages_are_parsed_into_target_source_and_name(datasets: Datasets, tmp_path: Path) -> None:
     version = datasets.get("mnist").version()
     stages = parse_stages(
         f"scratch:/data/imagenet/ mnist ram:/data/a:b local:mnist2@{version.short[:6]}",
@@ -44,7 +44,7 @@ def test_targets_paths_and_names(datasets: Datasets, tmp_path: Path) -> None:
     assert parse_stages(stage_text(stages[:1]), datasets) == stages[:1]
 
 
-def test_folders_with_spaces(datasets: Datasets) -> None:
+def test_folders_with_spaces_are_quoted(datasets: Datasets) -> None:
     parts = ["/scratch/e f", "ram:/data/a, b", "mnist"]
     stages = parse_stages(parts, datasets)
     assert [stage.source for stage in stages[:2]] == ["/scratch/e f", "/data/a, b"]
@@ -96,7 +96,7 @@ def test_requests_refuse_what_no_node_can_read() -> None:
     assert again == options and request.stage == options.stage and request.results == "/home/a/out"
 
 
-def test_versions(datasets: Datasets, tmp_path: Path) -> None:
+def test_a_changed_dataset_gets_a_new_version(datasets: Datasets, tmp_path: Path) -> None:
     first = datasets.get("mnist")
     assert (first.version().files, first.version().size, first.licence) == (2, 3, "CC0")
     _, new = datasets.add("mnist", str(tmp_path / "data"), site=True)
@@ -118,7 +118,7 @@ def test_versions(datasets: Datasets, tmp_path: Path) -> None:
     assert (tmp_path / "moved/one").exists()
 
 
-def test_what_cannot_be_entered(datasets: Datasets, tmp_path: Path) -> None:
+def test_a_dataset_with_a_wrong_name_or_folder_is_refused(datasets: Datasets, tmp_path: Path) -> None:
     for name, folder, words in [
         ("a/b", tmp_path / "data", "not a valid name of a dataset"),
         ("a", tmp_path / "nowhere", "There is no folder"),
@@ -136,7 +136,7 @@ def test_what_cannot_be_entered(datasets: Datasets, tmp_path: Path) -> None:
     assert [dataset.name for dataset in datasets.all()] == ["mnist"]
 
 
-def test_who_may_read(tmp_path: Path) -> None:
+def test_the_readers_of_a_folder_are_described(tmp_path: Path) -> None:
     for mode, words in ((0o755, "everybody"), (0o750, "group "), (0o700, "")):
         tmp_path.chmod(mode)
         assert readers(str(tmp_path)).startswith(words) and (readers(str(tmp_path)) == "everybody") == (
@@ -168,7 +168,7 @@ def test_archives_become_folders(tmp_path: Path) -> None:
     assert not (tmp_path / "outside").exists()
 
 
-def test_archives_that_lead_outside_or_are_none(tmp_path: Path) -> None:
+def test_unsafe_and_broken_archives_are_refused(tmp_path: Path) -> None:
     link = tarfile.TarInfo("link")
     link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "outside")
     whole = _tar(tmp_path / "whole.tar.xz", tarfile.TarInfo("one"))

@@ -1,4 +1,4 @@
-"""German for the sentences that Carme says outside of the portal's own texts: all that users meet has one."""
+"""German for the sentences of Carme outside of the portal's own texts: each that users read has one."""
 
 import ast
 import importlib.util
@@ -151,8 +151,8 @@ def test_values_are_translated_and_names_are_not() -> None:
     )
     assert translated(text, "de") == "Es gibt keine Partition 'job and session'; es gibt: a, b und c."
     assert translated(listing([number(1, "GPU"), number(4, "processor")]), "de") == "1 GPU und 4 Prozessoren"
-    for other in ("", "Something that is not a message.", "You stopped this job."):
-        assert translated(other, "de") == other
+    for untranslated in ("", "Something that is not a message.", "You stopped this job."):
+        assert translated(untranslated, "de") == untranslated
     assert translated(text, "fr") == translated(text, "") == str(text)
     unknown = message("A sentence of {name} that no catalogue has.", name="ada")
     assert translated(unknown, "de") == "A sentence of ada that no catalogue has."
@@ -209,8 +209,8 @@ def test_messages_are_found_in_the_hubs_pages() -> None:
     assert message_in(with_message(text)) == text
     assert translated(message_in(with_message(text)) or "", "de").startswith("Auf diesem Rechner")
     assert "<b>" not in with_message(text) and with_message("<b>") == "&lt;b&gt;"
-    for other in ("", "<p>", '<span data-message="">', '<span data-message="[1]">', with_message("plain")):
-        assert message_in(other) is None
+    for markup in ("", "<p>", '<span data-message="">', '<span data-message="[1]">', with_message("plain")):
+        assert message_in(markup) is None
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_templates_that_no_catalogue_has_are_not_filled_in(parts: dict[str, obje
     assert found is not None and translated(found, "de") in ("x", "many Knoten")
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_an_invalid_message_is_refused() -> None:
     deep: dict[str, object] = {"text": "x", "template": "{first}", "values": {}}
     for _turn in range(5000):
         deep = {"text": "x", "template": "{first}", "values": {"first": deep}}
@@ -237,7 +237,7 @@ def test_what_is_no_message_is_refused() -> None:
 
 
 @pytest.mark.parametrize("detail", ["", "4 of 4 used"])
-def test_why_a_job_waits(detail: str) -> None:
+def test_every_reason_of_a_waiting_job_has_its_german(detail: str) -> None:
     limits = [
         f"{holder}{scope}{resource}"
         for holder in ("QOS", "Assoc")
@@ -261,7 +261,7 @@ def test_why_a_job_waits(detail: str) -> None:
         assert message != text and (detail in message or reason == "SomethingNew"), text
 
 
-def test_who_suspended_a_job() -> None:
+def test_suspensions_have_their_german() -> None:
     for by_slurm, left in ((True, 90), (False, None)):
         for session in (True, False):
             message = translated(suspended(session, by_slurm, left), "de")
@@ -283,7 +283,7 @@ def ended(kind: str, **values: object) -> Job:
 
 
 @pytest.mark.parametrize("kind", ["session", "batch"])
-def test_how_jobs_and_sessions_ended(kind: str) -> None:
+def test_every_ending_has_its_german(kind: str) -> None:
     cases = [ended(kind), ended(kind, nodes=2, memory_mb=1024), ended(kind, minutes_limit=None, memory_mb=0)]
     cases += [ended(kind, exit_code=int(code)) for code in Exit]
     cases += [
@@ -321,7 +321,7 @@ def test_the_end_of_a_log_follows_the_sentence() -> None:
         assert "Der Job endete mit dem Code 3; " in translated(without_log(row), "de")
 
 
-def test_what_slurm_refuses() -> None:
+def test_refusals_of_slurm_have_their_german() -> None:
     for pattern, _field, text, remedy in refusals._REFUSALS:
         assert translated(remedy, "de") != remedy, pattern
         assert translated(text, "de") != text

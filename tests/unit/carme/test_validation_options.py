@@ -82,7 +82,7 @@ def test_without_accounting_slurm_chooses_the_account() -> None:
         (CheckOptions(account="bio"), "You may not use the account 'bio'; yours are: physics."),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_cause(wanted: CheckOptions, sentence: str) -> None:
+def test_wrong_options_are_refused_with_their_cause(wanted: CheckOptions, sentence: str) -> None:
     down = [*CLUSTER.partitions, Partition(name="down", state="DOWN", node_names=["c1"])]
     with pytest.raises(InvalidRequest) as refused:
         session_size(wanted, CLUSTER.model_copy(update={"partitions": down}), ADA, settings())
@@ -170,7 +170,7 @@ def test_the_verdict_names_what_the_broker_answers(
         *((state, False) for state in ("DOWN", "DOWN*", "DOWN+NOT_RESPONDING", "IDLE+DRAIN")),
     ],
 )
-def test_nodes_that_slurm_has_not_heard_of_yet_are_waited_for(
+def test_the_check_waits_for_nodes_that_have_not_registered(
     monkeypatch: pytest.MonkeyPatch, state: str, is_coming: bool
 ) -> None:
     broker = Broker(works=True)

@@ -14,7 +14,7 @@ PAGE = '<main><p class="status"><span class="state {0}">{0}</span></p></main>'
 
 
 class Portal(ThreadingHTTPServer):
-    """A session that is in the next of `states` whenever somebody asks for its state, up to the last one.
+    """A session that changes to the next of `states` with each query of its state, up to the last one.
 
     Attributes:
         pages: How often its page was made.

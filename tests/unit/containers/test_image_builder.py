@@ -62,11 +62,11 @@ def test_an_image_that_derives_from_itself_is_refused() -> None:
 class Recorder(Builder):
     """A builder that writes a few bytes where the real one runs Apptainer, and records what it made."""
 
-    made: list[str]
+    built: list[str]
 
     def make(self, definition: Definition, key: str):
         """Stands for Apptainer."""
-        self.made.append(definition.name)
+        self.built.append(definition.name)
         with self.cache.adding(definition.name, key, ".sif") as file:
             file.write_text(f"{definition.name} {key}")
         return self.added(definition.name, key, ".sif")
@@ -91,10 +91,10 @@ def build(tmp_path: Path, *names: str) -> list[str]:
     """Build images; return the names of what was not in the cache."""
     options = command.parse([*names, "--output", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")])
     recorder = Recorder(options)
-    recorder.made = []
+    recorder.built = []
     for definition in in_order(list(names), definitions.definitions()):
         recorder.build(definition)
-    return recorder.made
+    return recorder.built
 
 
 def test_a_change_of_our_own_parts_leaves_the_libraries_alone(tmp_path: Path, project: Path) -> None:

@@ -215,13 +215,13 @@ def test_two_demos_of_one_name_cannot_work_at_once_and_a_left_lock_is_no_obstacl
 
 
 def test_a_process_left_working_in_our_folder_is_ended_and_no_other(tmp_path: Path) -> None:
-    ours, other = tmp_path / "tmp", tmp_path / "tmp2"
-    ours.mkdir()
-    other.mkdir()
-    inside = subprocess.Popen(["sleep", "600"], cwd=ours)
-    outside = subprocess.Popen(["sleep", "600"], cwd=other)
+    own_folder, other_folder = tmp_path / "tmp", tmp_path / "tmp2"
+    own_folder.mkdir()
+    other_folder.mkdir()
+    inside = subprocess.Popen(["sleep", "600"], cwd=own_folder)
+    outside = subprocess.Popen(["sleep", "600"], cwd=other_folder)
     try:
-        end_processes_in(ours)
+        end_processes_in(own_folder)
         assert inside.wait(timeout=HANG) == -signal.SIGKILL
         assert outside.poll() is None
     finally:
@@ -230,7 +230,7 @@ def test_a_process_left_working_in_our_folder_is_ended_and_no_other(tmp_path: Pa
             process.wait()
 
 
-def test_a_node_stopped_while_it_learnt_whom_to_trust_learns_it_at_its_next_start(
+def test_a_node_stopped_while_it_installed_authorities_installs_them_at_its_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = runpy.run_path(str(NODE / "usr/local/sbin/carme-demo-node"), run_name="node")["authorities"]

@@ -1,4 +1,4 @@
-"""How the host's way to its registries becomes the nodes'."""
+"""Nodes use the package registries and proxies of the host."""
 
 from pathlib import Path
 

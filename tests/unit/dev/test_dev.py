@@ -28,7 +28,7 @@ COMPILED = Path(
 
 
 def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """What a condition returns, once that is something."""
+    """Wait until a condition returns a true value; return that."""
     end = time.monotonic() + HANG
     while time.monotonic() < end:
         if found := condition():
@@ -103,7 +103,7 @@ def dev(request: pytest.FixtureRequest) -> Iterator[Dev]:
 
 
 @pytest.mark.parametrize("dev", [["--no-sessions"]], indirect=True)
-def test_from_its_start_over_a_login_and_a_job_to_its_end(dev: Dev) -> None:
+def test_dev_runs_a_job_after_a_login_and_leaves_nothing(dev: Dev) -> None:
     with logged_in(dev) as (browser, folder):
         assert httpx.get(f"{browser.base_url}/jobs/").headers["location"].startswith("/accounts/login/")
         eventually(lambda: "vision" in browser.get("/projects/").text, "there is a project")

@@ -51,7 +51,7 @@ def waiting(number: int, **changes: Any) -> JobFigures:
 
 
 class Site:
-    """What the broker and the services say from now on, and what a scrape makes of it."""
+    """Set the answers of the broker and the services, and scrape the exporter."""
 
     def __init__(self, most: int = 200) -> None:
         self.overview = Overview(answered=NOW, jobs=[], cluster=CLUSTER)
@@ -79,7 +79,7 @@ class Site:
         return found
 
 
-def test_queues_by_partition_state_and_reason():
+def test_queues_are_counted_by_partition_state_and_reason():
     site = Site()
     site.show(
         job(1), waiting(2), waiting(3, reason="Resources, more", gpus=4), job(4, state=JobState.COMPLETED)
@@ -95,7 +95,7 @@ def test_queues_by_partition_state_and_reason():
     assert found["carme_queue_longest_wait_seconds", "gpu"] == pytest.approx(waited, abs=30)
 
 
-def test_who_holds_what():
+def test_resources_are_counted_by_user():
     site = Site()
     site.show(
         job(1),
@@ -122,11 +122,11 @@ def test_gpus_without_a_type_have_that_of_their_partition_if_it_is_the_only_one(
     site = Site()
     site.show(job(1, gpu_type=None), cluster=CLUSTER.model_copy(update={"nodes": nodes}))
     assert site.scrape()["carme_user_gpus", "a100,ada"] == 2
-    site.show(job(1, gpu_type=None), cluster=CLUSTER)  # n3 has others
+    site.show(job(1, gpu_type=None), cluster=CLUSTER)  # n3 has GPUs of another type
     assert site.scrape()["carme_user_gpus", "gpu,ada"] == 2
 
 
-def test_nodes_and_gpus_of_the_cluster():
+def test_nodes_and_gpus_of_the_cluster_are_counted():
     found = Site().scrape()
     assert found["carme_cluster_gpus", "a100"] == 8
     assert found["carme_cluster_gpus_allocated", "a100"] == 3
@@ -139,7 +139,7 @@ def test_nodes_and_gpus_of_the_cluster():
     assert found["carme_partition_up", "old"] == 0
 
 
-def test_reservations_and_licences():
+def test_reservations_and_licences_are_reported():
     site = Site()
     site.show(
         reservations=[
@@ -153,7 +153,7 @@ def test_reservations_and_licences():
     assert found["carme_licence_used", "matlab"] == 3
 
 
-def test_what_happened_before_the_first_look_is_not_counted_and_the_rest_once():
+def test_only_events_after_the_first_poll_are_counted_each_once():
     site = Site()
     site.show(job(1), waiting(2))
     assert ("carme_queue_wait_seconds_count", "gpu") not in site.scrape()
@@ -179,7 +179,7 @@ def test_a_broker_that_has_just_started_makes_nothing_new():
     assert ("carme_jobs_ended_total", "gpu,completed") not in site.scrape()
 
 
-def test_sessions_how_fast_they_begin_and_how_they_end():
+def test_start_times_and_endings_of_sessions_are_reported():
     site = Site()
     started = SessionFigures(
         job_id=1, image="torch", state=SessionState.STARTING, ending=None, marks={Step.ALLOCATED: NOW}
@@ -280,7 +280,7 @@ def answering() -> Iterator[tuple[str, str]]:
         each.server_close()
 
 
-def test_which_services_answer(answering: tuple[str, str]):
+def test_services_that_answer_are_up(answering: tuple[str, str]):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         gone = f"http://127.0.0.1:{closed.getsockname()[1]}/"

@@ -106,7 +106,7 @@ def test_a_board_fits_grafana_s_schema(uid: str):
     assert not unknown
 
 
-def test_what_does_not_fit_is_seen():
+def test_a_board_that_does_not_fit_the_schema_is_found():
     register_default_plugins()
     board = render("carme-job", BOARDS["carme-job"])
     panel = board["panels"][0]
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_seen():
 
 
 def misfits(part: Any, where: str) -> Iterator[str]:
-    """What in an object of Grafana's types is not what its types say."""
+    """Values in an object of Grafana's types that do not have the declared types."""
     if isinstance(part, list):
         for place, item in enumerate(part):
             yield from misfits(item, f"{where}[{place}]")

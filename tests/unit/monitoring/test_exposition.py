@@ -33,7 +33,7 @@ def registry() -> CollectorRegistry:
 
 
 def without_created(written: str) -> list[str]:
-    """Its families as text that can be compared, though NaN is not itself."""
+    """Its families as text, which can be compared although NaN does not equal NaN."""
     return [
         repr(
             (
@@ -48,16 +48,17 @@ def without_created(written: str) -> list[str]:
     ]
 
 
-def test_it_says_what_prometheus_own_writer_says(registry: CollectorRegistry):
+def test_the_text_is_that_of_the_prometheus_client(registry: CollectorRegistry):
     metrics = list(registry.collect())
     for metric in metrics:
         metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-    ours = text(metrics).decode()
-    assert without_created(ours) == without_created(generate_latest(registry).decode())
-    assert "carme_fake" in ours and not [line for line in ours.splitlines() if line.startswith("carme_fake")]
+    written = text(metrics).decode()
+    assert without_created(written) == without_created(generate_latest(registry).decode())
+    assert "carme_fake" in written
+    assert not any(line.startswith("carme_fake") for line in written.splitlines())
 
 
-def test_what_is_no_text_is_written_as_such():
+def test_a_label_that_is_not_text_is_written_with_replacements():
     registry = CollectorRegistry()
     Gauge("carme_load", "Load.", ("user",), registry=registry).labels("bob\ud800").set(1)
     assert 'carme_load{user="bob?"} 1.0' in text(registry.collect()).decode()
@@ -72,7 +73,7 @@ def port(registry: CollectorRegistry) -> Iterator[int]:
     server.server_close()
 
 
-def test_packed_for_who_takes_it_and_plain_for_who_does_not(port: int):
+def test_an_answer_is_packed_only_for_clients_that_accept_it(port: int):
     url = f"http://127.0.0.1:{port}/metrics"
     packed = httpx.get(url, headers={"Accept-Encoding": "gzip"}, trust_env=False)
     plain = httpx.get(url, headers={"Accept-Encoding": "identity"}, trust_env=False)
@@ -81,7 +82,7 @@ def test_packed_for_who_takes_it_and_plain_for_who_does_not(port: int):
     assert plain.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
-def test_nothing_but_reading(port: int):
+def test_only_reading_is_allowed(port: int):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
     connection.request("HEAD", "/metrics")
     answer = connection.getresponse()

@@ -1,4 +1,4 @@
-"""Bad input and faults at the exporters as processes of their own: nothing invented, nobody held up."""
+"""Bad input and faults at the exporters as processes: they invent no figures and delay no reader."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_many_scrapes_at_once_say_the_same_and_count_an_error_once(
     record(tmp_path, 7, '{"user": "ada", "gpus": "0"}')
     exporter = start(gpus, ["--cgroups", str(groups)])
     exporter.scrape()
-    before = exporter.scrape()  # GPM's figures come with the second look
+    before = exporter.scrape()  # GPM's figures come with the second reading
     with ThreadPoolExecutor(CONNECTIONS) as threads:
         scrapes = list(threads.map(lambda _: exporter.scrape(), range(5 * CONNECTIONS)))
     assert all(scraped.keys() == before.keys() for scraped in scrapes)
@@ -192,7 +192,7 @@ def figures(number: int, **changes: object) -> JobFigures:
     return JobFigures.model_validate(values | changes)
 
 
-def test_slurm_and_the_broker_away_and_a_clock_that_was_set_back(start: Starts, tmp_path: Path):
+def test_the_cluster_exporter_outlives_outages_and_a_clock_that_was_set_back(start: Starts, tmp_path: Path):
     now = datetime.now(UTC)
     # Slurm wrote its times down before the clock was set back.
     later = now + timedelta(hours=1)

@@ -189,7 +189,7 @@ def test_a_library_that_hangs_holds_up_no_scrape(start: Starts, gpus: Path):
         time.sleep(0.02)
 
 
-def test_memory_of_each_process_of_a_job_and_of_no_other(tmp_path: Path):
+def test_gpu_memory_is_reported_for_processes_of_jobs_alone(tmp_path: Path):
     """The largest few of a GPU, each under the job that it belongs to."""
     processes = tuple(GpuProcess(pid, pid * 10) for pid in range(100, 120))
     reading = GpuReading(Gpu("0", "GPU-0", minor=0), memory_used_bytes=9, processes=processes)

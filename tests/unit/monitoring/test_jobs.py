@@ -61,7 +61,7 @@ def process(folder: Path, pid: int, title: str, group: str) -> None:
     (folder / str(pid) / "cmdline").write_bytes(title.encode() + b"\0")
 
 
-def test_version_two(root: Path, tmp_path: Path):
+def test_use_is_read_from_cgroup_version_two(root: Path, tmp_path: Path):
     version_two(root)
     (usage,) = Cgroups(root, tmp_path / "proc").usage()
     assert usage.job_id == 7
@@ -101,7 +101,7 @@ def test_the_group_that_the_prolog_made_does_not_hide_the_job_s_own(
     assert [usage.threads for usage in Cgroups(root, tmp_path / "proc").usage(owned={7})] == [12]
 
 
-def test_version_two_with_a_scope_for_each_slurmd(root: Path, tmp_path: Path):
+def test_version_two_with_a_scope_for_each_slurmd_is_read(root: Path, tmp_path: Path):
     version_two(root, scope="n1_slurmstepd.scope")
     assert [usage.job_id for usage in Cgroups(root, tmp_path / "proc").usage()] == [7]
 
@@ -153,7 +153,7 @@ def test_more_files_than_may_stay_open_are_read_all_the_same(
     assert not [name for name in descriptors() if str(job) in name]
 
 
-def test_folders_are_listed_anew_when_one_came_or_went(root: Path, tmp_path: Path):
+def test_folders_are_listed_again_when_one_appeared_or_disappeared(root: Path, tmp_path: Path):
     scope = version_two(root).parent
     cgroups = Cgroups(root, tmp_path / "proc")
 
@@ -212,7 +212,7 @@ def test_a_number_that_another_process_has_got_is_another_process(tmp_path: Path
     assert cgroups.job_of(101) == 8
 
 
-def test_what_a_step_uses(root: Path, tmp_path: Path):
+def test_use_is_read_for_each_step(root: Path, tmp_path: Path):
     step = version_two(root) / "step_0"
     write(
         step,
@@ -225,7 +225,7 @@ def test_what_a_step_uses(root: Path, tmp_path: Path):
     assert usage.steps["batch"] == StepUsage(1.0, 40, threads=6)
 
 
-def test_version_one_counts_kills_where_they_happened_and_forgets_none(root: Path, tmp_path: Path):
+def test_version_one_counts_all_kills_in_their_step(root: Path, tmp_path: Path):
     """The kernel counts in the group of the process alone; a job has those of all its steps, ended or not."""
     version_one(root, 7, 101)
     job = root / "memory/slurm_n1/uid_2001/job_7"
@@ -245,7 +245,7 @@ def test_version_one_lists_threads_in_each_group(root: Path, tmp_path: Path):
     job = root / "freezer/slurm_n1/uid_2001/job_7"
     cgroups = Cgroups(root, tmp_path / "proc")
     (usage,) = cgroups.usage()
-    assert (usage.threads, usage.steps["batch"].threads) == (None, None)  # nobody says
+    assert (usage.threads, usage.steps["batch"].threads) == (None, None)  # no file lists them
     write(job, tasks="")
     write(job / "step_batch", tasks="101\n102\n")
     write(job / "step_batch/task_0", tasks="".join(f"{number}\n" for number in range(1000, 6000)))
@@ -256,14 +256,14 @@ def test_version_one_lists_threads_in_each_group(root: Path, tmp_path: Path):
     assert usage.threads == 3
 
 
-def test_no_limit_is_no_number(root: Path, tmp_path: Path):
+def test_a_job_without_a_memory_limit_reports_none(root: Path, tmp_path: Path):
     job = version_two(root)
     write(job, memory__max="max\n")
     (usage,) = Cgroups(root, tmp_path / "proc").usage()
     assert usage.memory_limit_bytes is None
 
 
-def test_version_one(root: Path, tmp_path: Path):
+def test_use_is_read_from_cgroup_version_one(root: Path, tmp_path: Path):
     path = "slurm_n1/uid_2001/job_9"
     write(
         root / "memory" / path,
@@ -298,7 +298,7 @@ def test_a_job_that_ends_while_it_is_read_leaves_gaps(root: Path, tmp_path: Path
     assert usage.memory_limit_bytes == 524_288_000
 
 
-def test_processes_of_nobodys_job(root: Path, tmp_path: Path):
+def test_processes_outside_of_jobs_belong_to_none(root: Path, tmp_path: Path):
     processes = tmp_path / "proc"
     process(processes, 5, "sshd", "/system.slice/ssh.service")
     cgroups = Cgroups(root, processes)
@@ -307,7 +307,7 @@ def test_processes_of_nobodys_job(root: Path, tmp_path: Path):
     assert cgroups.job_of(6) is None
 
 
-def test_records_of_the_prolog(tmp_path: Path):
+def test_records_of_the_prolog_are_read(tmp_path: Path):
     folder = tmp_path / "allocations"
     folder.mkdir()
     allocations = Allocations(folder)
@@ -324,7 +324,7 @@ def test_records_of_the_prolog(tmp_path: Path):
     assert allocations.all().keys() == {8}
 
 
-def test_no_folder_of_records(tmp_path: Path):
+def test_a_missing_folder_of_records_is_empty(tmp_path: Path):
     assert Allocations(tmp_path / "none").all() == {}
 
 

@@ -1,4 +1,4 @@
-"""A job's traffic: reported where it is its own, and not where nobody can know."""
+"""A job's traffic is reported only where it can be attributed to the job."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Node:
         if process != "self" and os.geteuid() == 0:
             os.chown(file.parents[1], USER, -1)
 
-    def shares(self, process: int, other: int | str) -> None:
+    def shares(self, process: int, owner: int | str) -> None:
         """A process in another's namespace."""
         file = self.folder / f"proc/{process}/net/dev"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
-        file.hardlink_to(self.folder / f"proc/{other}/net/dev")
+        file.hardlink_to(self.folder / f"proc/{owner}/net/dev")
         if os.geteuid() == 0:
             os.chown(file.parents[1], USER, -1)
 
@@ -79,7 +79,7 @@ def test_two_jobs_in_one_namespace_have_no_figures(node: Node):
     assert node.read() == {}
 
 
-def test_a_job_of_which_a_part_shares_the_node_s_network_has_no_figures_of_a_namespace(node: Node):
+def test_a_job_that_partly_shares_the_node_s_network_has_no_figures(node: Node):
     node.jobs = {7: [101, 102], 8: [103]}
     node.counts(101, eth0=(1000, 20))
     node.shares(102, "self")
@@ -94,7 +94,7 @@ def test_a_job_alone_on_the_node_has_what_the_node_carried_since(node: Node):
     assert node.read() == {7: Traffic(0, 0, "node")}
     node.counts("self", eth0=(10_300, 5001))
     assert node.read() == {7: Traffic(300, 1, "node")}
-    # While another job is there nobody knows whose it is, and it stays nobody's.
+    # While another job runs there, nobody knows which job sent it; it is never counted for a job.
     node.jobs[8] = [103]
     node.shares(103, "self")
     node.counts("self", eth0=(20_000, 6000))
@@ -106,7 +106,7 @@ def test_a_job_alone_on_the_node_has_what_the_node_carried_since(node: Node):
     assert node.read() == {7: Traffic(304, 6, "node")}
 
 
-def test_a_counter_that_begins_anew_makes_no_negative_figure(node: Node):
+def test_a_counter_that_is_reset_makes_no_negative_figure(node: Node):
     node.jobs = {7: [101]}
     node.shares(101, "self")
     node.counts("self", eth0=(10_000, 5000))
@@ -142,14 +142,14 @@ def test_what_ended_while_it_was_read_is_left_out(node: Node):
     node.counts(101, eth0=(1000, 20))
     assert node.read() == {7: Traffic(1000, 20, "namespace")}
     (node.folder / "proc/101/net/dev").unlink()
-    assert node.read() == {}  # nobody of it is left who would say where it is
+    assert node.read() == {}  # no process of it is left that would show its namespace
     node.counts(104, eth0=(5, 5))
     assert node.read() == {7: Traffic(1005, 25, "namespace")}  # what was counted remains
     node.jobs = {}
     assert node.read() == {}
 
 
-def test_many_jobs_are_looked_through_in_turn(node: Node, monkeypatch: pytest.MonkeyPatch):
+def test_many_jobs_are_read_in_turn(node: Node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(network_module, "MOST_JOBS", 2)
     for number in range(5):
         node.counts(100 + number, eth0=(number, 0))

@@ -83,7 +83,7 @@ def test_a_reader_that_was_restarted_goes_on_and_counts_nothing_twice(processes:
     assert moved_bytes(file) == (1002, 100)
 
 
-def test_a_job_that_has_ended_is_forgotten(processes: Path, tmp_path: Path):
+def test_a_job_that_has_ended_is_dropped(processes: Path, tmp_path: Path):
     file = tmp_path / "jobs.json"
     counts(processes, 101, 100, 10)
     moved = ProcessIo(file, processes)
@@ -98,7 +98,7 @@ def test_a_job_that_has_ended_is_forgotten(processes: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     "text", ["", "{half", "[]", '{"7": 1}', '{"x": {}}', '{"7": {"0": [1]}}', '{"7": {"0": ["a", 1, 1, 1]}}']
 )
-def test_a_file_of_something_else_is_as_none(text: str, processes: Path, tmp_path: Path):
+def test_a_file_of_another_format_counts_as_missing(text: str, processes: Path, tmp_path: Path):
     file = tmp_path / "jobs.json"
     file.write_text(text)
     assert moved_bytes(file) in ((None, None), (0, 0))
@@ -114,7 +114,7 @@ def test_what_control_groups_report_counts_more(tmp_path: Path):
     assert (usage.read_bytes, usage.written_bytes) == (0, 9)
 
 
-def test_from_a_process_of_a_step_to_the_exporter(start: Starts, tmp_path: Path):
+def test_io_of_a_step_reaches_the_exporter(start: Starts, tmp_path: Path):
     """With real processes: this one is in the job's step, and the reader may read what it moved."""
     step = tmp_path / "cgroup/freezer/slurm_n1/uid_0/job_7/step_0"
     (step / "task_0").mkdir(parents=True)

@@ -28,7 +28,7 @@ GPU = 'jobid="7",user="ada",node="n1",gpu="{}",uuid="GPU-{}"'
 GPU_0, GPU_1 = GPU.format(0, 0), GPU.format(1, 1)
 JOB = 'jobid="7",user="ada",node="n1"'
 BUSY = f"carme_job_gpu_utilization_ratio{{{GPU_0}}}"
-OTHER = f"carme_job_gpu_utilization_ratio{{{GPU_1}}}"
+SECOND = f"carme_job_gpu_utilization_ratio{{{GPU_1}}}"
 CPU = f'carme_job_cpu_seconds_total{{{JOB},mode="user"}}'
 CPUS = f"carme_job_cpus{{{JOB}}}"
 TRAINED = f'carme_training_seconds_total{{{JOB},rank="0"}}'
@@ -57,19 +57,19 @@ BURSTS = " ".join(["1x5 0x281"] * 3)
 MORNINGS = " ".join(["1x59 0x227"] * 10)
 Case = tuple[str, dict[str, str], str, set[str]]
 
-# What it shows; series in samples one minute apart ("5m:" before a series: five); when; what fires then.
+# The case; series in samples one minute apart ("5m:" before a series: five); time; alerts that fire then.
 CASES: list[Case] = [
     ("never used", {BUSY: "0x90"}, "70m", {"CarmeGpuNeverUsed"}),
     ("not yet an hour", {BUSY: "0x90"}, "50m", set()),
     ("used at the beginning", {BUSY: "1x20 0x70"}, "60m", set()),
-    ("one of two idle", {BUSY: "0.9x90", OTHER: "0x90"}, "70m", {"CarmeGpuNeverUsed", "CarmeGpusUneven"}),
+    ("one of two idle", {BUSY: "0.9x90", SECOND: "0x90"}, "70m", {"CarmeGpuNeverUsed", "CarmeGpusUneven"}),
     ("exempt", {BUSY: "0x90", EXEMPT: "1x90"}, "70m", set()),
     ("another is exempt", {BUSY: "0x90", BOB: "1x90"}, "70m", {"CarmeGpuNeverUsed"}),
     ("a burst a day", {f"5m:{BUSY}": BURSTS}, "47h", {"CarmeGpuIdle", "CarmeGpuNeverUsed"}),
     ("an idle week", {f"5m:{BUSY}": MORNINGS}, "194h", {"CarmeGpuIdle"}),
     ("a day of work with pauses", {f"5m:{BUSY}": " ".join(["0.8x5 0x5"] * 40)}, "30h", set()),
-    ("even ranks", {BUSY: "0.9x90", OTHER: "0.8x90"}, "70m", set()),
-    ("uneven ranks", {BUSY: "0.95x90", OTHER: "0.2x90"}, "70m", {"CarmeGpusUneven"}),
+    ("even ranks", {BUSY: "0.9x90", SECOND: "0.8x90"}, "70m", set()),
+    ("uneven ranks", {BUSY: "0.95x90", SECOND: "0.2x90"}, "70m", {"CarmeGpusUneven"}),
     ("loader", {BUSY: "0.3x90", CPU: "0+240x90", CPUS: "4x90"}, "70m", {"CarmeLoaderBound"}),
     ("busy GPUs and processors", {BUSY: "0.9x90", CPU: "0+240x90", CPUS: "4x90"}, "70m", set()),
     ("idle processors", {BUSY: "0.3x90", CPU: "0+60x90", CPUS: "4x90"}, "70m", set()),
@@ -143,7 +143,7 @@ def promtool(folder: Path, *tests: dict[str, Any]) -> subprocess.CompletedProces
         text=True,
         check=False,
         timeout=5 * HANG,
-        # Go looks for garbage only when there is much.
+        # Go collects garbage only when there is much.
         env=os.environ | {"GOGC": "off", "GOMEMLIMIT": "1GiB"},
     )
 
@@ -168,13 +168,13 @@ def as_test(number: int, case: Case) -> dict[str, Any]:
     }
 
 
-#: Not so, and so a failure: the number of it is not a case's.
+#: A wrong case, which must fail; its number is not that of another case.
 WRONG: tuple[int, Case] = (len(CASES), ("", {BUSY: "0x90"}, "70m", set()))
 
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """What promtool says of the cases that are not so, by their numbers.
+    """The messages of promtool about failed cases, by their numbers.
 
     All are in one run: most of the time of one with a single case is that of promtool's start.
     """
@@ -192,11 +192,11 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number][0])
-def test_what_fires(failures: dict[int, str], number: int) -> None:
+def test_exactly_the_expected_alerts_fire(failures: dict[int, str], number: int) -> None:
     assert number not in failures, failures[number]
 
 
-def test_a_case_that_is_not_so_is_noticed(failures: dict[int, str]) -> None:
+def test_a_wrong_case_fails(failures: dict[int, str]) -> None:
     assert WRONG[0] in failures
 
 
@@ -211,7 +211,7 @@ def test_every_alert_has_a_case_in_which_it_fires() -> None:
     )
 
 
-def test_what_the_user_reads(tmp_path: Path) -> None:
+def test_labels_and_texts_of_an_alert_are_filled_in(tmp_path: Path) -> None:
     """Labels and texts are filled in."""
     labels = {"jobid": "7", "user": "ada", "node": "n1", "gpu": "0", "uuid": "GPU-0"}
     done = promtool(

@@ -66,7 +66,7 @@ def scrape(port: int, trusted: ssl.SSLContext) -> str:
         return client.get(f"https://127.0.0.1:{port}/metrics").text
 
 
-def test_who_holds_a_reader_s_certificate_may_read(site: Path, port: int):
+def test_a_client_with_a_reader_s_certificate_may_read(site: Path, port: int):
     assert "secret 7.0" in scrape(port, context(site, "reader"))
 
 
@@ -97,7 +97,7 @@ def test_clients_that_stall_hold_up_no_other(site: Path, port: int):
         stalling.close()
 
 
-def test_one_address_has_so_many_connections(site: Path, port: int):
+def test_connections_of_one_address_are_limited(site: Path, port: int):
     stalled = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
     with pytest.raises(httpx.TransportError):
         scrape(port, context(site, "reader"))
@@ -135,7 +135,7 @@ def test_certificates_are_made_once(site: Path):
     assert before == {file: file.read_bytes() for file in site.rglob("*") if file.is_file()}
 
 
-def test_a_changed_address_an_old_certificate_and_a_torn_one_are_made_anew(site: Path):
+def test_certificates_are_renewed_for_a_new_address_or_when_old_or_damaged(site: Path):
     moved: list[Entry] = [{"name": "node", "group": GROUP, "hosts": ["127.0.0.1", "n2"]}, *TABLE[1:]]
     assert make(site, moved) == ["node"]
     assert make(site, moved, datetime.now(UTC) + timedelta(days=3400)) == ["node", "other", "reader"]

@@ -129,7 +129,7 @@ def test_what_was_not_measured_has_no_series(site: Site) -> None:
     assert names == {f"carme_training_{name}" for name in ("seconds_total", "steps_total", "ranks")}
 
 
-def test_who_is_in_no_job_is_not_heard(site: Site) -> None:
+def test_messages_from_outside_of_jobs_are_ignored(site: Site) -> None:
     site.take(site.sender("/user.slice/user-1000.slice"), json.dumps(MESSAGE))
     assert site.training.jobs() == {}
 
@@ -161,7 +161,7 @@ def test_a_message_cannot_name_another_job_or_user(site: Site) -> None:
         json.dumps(MESSAGE | {"long": "x" * 5000}),
     ],
 )
-def test_a_hostile_message_is_dropped_and_the_next_one_is_heard(site: Site, text: str) -> None:
+def test_a_hostile_message_is_dropped_and_the_next_one_is_read(site: Site, text: str) -> None:
     sender = site.sender()
     site.take(sender, text)
     assert site.training.jobs() == {}
@@ -225,7 +225,7 @@ def test_a_rank_runs_whether_or_not_somebody_listens(
     rank(str(tmp_path / "socket"))
 
 
-def test_after_the_exporter_s_restart_ranks_are_heard_again(site: Site) -> None:
+def test_after_the_exporter_s_restart_ranks_are_read_again(site: Site) -> None:
     sender = site.sender()
     site.take(sender, json.dumps(MESSAGE))
     site.training = Training(site.folder / "socket", site.cgroups.job_of)

@@ -32,7 +32,7 @@ Script = Callable[[str], str]
 MakeJob = Callable[..., Job]
 
 
-def test_a_job_from_start_to_end(make_job: MakeJob) -> None:
+def test_agents_serve_a_job_from_start_to_end(make_job: MakeJob) -> None:
     job = make_job("n1", "n2", "n3")
     assert job.greeting == ["from the file", str(job.socket(0))]
     for announcement in (job.announce, job.announce_too):
@@ -105,10 +105,10 @@ def test_the_loss_of_the_first_agent_ends_everything(
 
 def test_a_node_with_another_key_stays_out(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job("n1", "n2")
-    other = private_file(tmp_path / "other.key", secrets.token_hex(32))
+    wrong_key = private_file(tmp_path / "other.key", secrets.token_hex(32))
     job.hosts.append("n3")
     job.devices.append("")
-    code, _, errors = job.join(2, other).wait()
+    code, _, errors = job.join(2, wrong_key).wait()
     assert code == 1
     assert "does not hold this job's key. Give --key-file and --join of the same job." in errors
 
@@ -181,10 +181,10 @@ def test_unauthenticated_peers_are_dropped_while_a_run_goes_on(
 
     tls = read_certificate(job.certificate).connecting
 
-    def stranger() -> ssl.SSLSocket:  # who somehow got the certificate, but not the key
+    def unauthenticated_peer() -> ssl.SSLSocket:  # who somehow got the certificate, but not the key
         return tls.wrap_socket(socket.create_connection(("127.0.0.1", job.port), PATIENCE))
 
-    silent, half = stranger(), stranger()
+    silent, half = unauthenticated_peer(), unauthenticated_peer()
     half.sendall(frame(GREETING)[:20])
     for garbage in (
         b"GET / HTTP/1.1\r\n\r\n",
@@ -200,17 +200,17 @@ def test_unauthenticated_peers_are_dropped_while_a_run_goes_on(
         struct.pack("!I", 4097) + b"{",
         struct.pack("!I", 4000) + b"[" * 4000,
     ):
-        with stranger() as peer:
+        with unauthenticated_peer() as peer:
             peer.sendall(garbage)
             assert refused(peer), garbage
-    with stranger() as peer:  # a port scan
+    with unauthenticated_peer() as peer:  # a port scan
         peer.close()
-    with stranger() as peer:  # a truncated frame
+    with unauthenticated_peer() as peer:  # a truncated frame
         peer.sendall(frame(GREETING)[:-3])
         peer.unwrap().close()
     # The agent's own proof, mirrored, and a wrong one.
     for answer in (lambda reply: reply["proof"], lambda reply: "00" * 32):
-        with stranger() as peer:
+        with unauthenticated_peer() as peer:
             peer.sendall(frame(GREETING))
             with peer.makefile("rb") as replies:
                 reply = json.loads(replies.read(*struct.unpack("!I", replies.read(4))))
@@ -275,7 +275,7 @@ def test_other_users_are_refused(make_job: MakeJob) -> None:
     job.first.wait_for_error("a process of another user at the Unix socket")
 
 
-def test_who_is_at_the_other_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_peer_of_another_user_is_recognised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with (
         local_socket.listen(tmp_path / "private" / "s.sock") as server,
         socket.socket(socket.AF_UNIX) as peer,
@@ -299,7 +299,7 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
         local_socket.listen(link / "agent.sock")
 
 
-def test_one_agent_per_socket(tmp_path: Path) -> None:
+def test_only_one_agent_listens_at_a_socket(tmp_path: Path) -> None:
     path = tmp_path / "private" / "agent.sock"
     with local_socket.listen(path), pytest.raises(CarmeRuntimeError, match="Another agent listens at"):
         local_socket.listen(path)
@@ -310,7 +310,7 @@ def test_one_agent_per_socket(tmp_path: Path) -> None:
     ("mode", "content", "words"),
     [(0o640, "x" * 64, "is open to other users"), (0o600, "short\n", "holds 5 bytes, a key has 16 or more")],
 )
-def test_keys_that_are_none(tmp_path: Path, mode: int, content: str, words: str) -> None:
+def test_an_unusable_key_file_is_refused(tmp_path: Path, mode: int, content: str, words: str) -> None:
     path = tmp_path / "key"
     path.write_text(content)
     path.chmod(mode)
@@ -373,7 +373,7 @@ async def until_forgotten(link: Link) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_the_own_address_of_a_connection_that_the_peer_has_closed(tmp_path: Path) -> None:
+async def test_a_connection_that_the_peer_has_closed_still_has_its_own_address(tmp_path: Path) -> None:
     certificate = read_certificate(private_file(tmp_path / "fabric.pem", make_certificate()))
 
     def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

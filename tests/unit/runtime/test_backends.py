@@ -37,7 +37,7 @@ def test_a_dry_run_says_what_a_backend_sets_starts_and_stops(
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_dry_run_for_programs(local: Launch, script: Script, name: str) -> None:
+def test_a_dry_run_prints_json_for_each_backend(local: Launch, script: Script, name: str) -> None:
     path = script("1 / 0")
     code, out, errors = local("--dry-run", "--json", "-n", "2", "--backend", name, path).wait()
     assert (code, errors) == (0, "")
@@ -51,7 +51,7 @@ def test_a_dry_run_for_programs(local: Launch, script: Script, name: str) -> Non
             assert found, f"{variable} is declared but not set"
 
 
-def test_a_dry_run_without_a_backend_for_programs(local: Launch, script: Script) -> None:
+def test_a_dry_run_without_a_backend_prints_json(local: Launch, script: Script) -> None:
     code, out, _ = local("--dry-run", "--json", "-n", "2", "--pin-cpus", script("1 / 0")).wait()
     answer = json.loads(out)
     assert code == 0 and "backend" not in answer
@@ -59,9 +59,9 @@ def test_a_dry_run_without_a_backend_for_programs(local: Launch, script: Script)
     assert all("cpus" in rank for rank in answer["ranks"])
 
 
-@pytest.mark.parametrize("others", [[], ["--dry-run", "--cleanup"]])
-def test_json_is_for_dry_runs(local: Launch, script: Script, others: list[str]) -> None:
-    code, out, errors = local("--json", *others, script("1 / 0")).wait()
+@pytest.mark.parametrize("options", [[], ["--dry-run", "--cleanup"]])
+def test_json_is_for_dry_runs(local: Launch, script: Script, options: list[str]) -> None:
+    code, out, errors = local("--json", *options, script("1 / 0")).wait()
     assert (code, out) == (2, "") and "--json is how --dry-run says" in errors
 
 
@@ -123,7 +123,7 @@ def test_ranks_of_jax_with_gpus_of_their_own_number_them_from_0() -> None:
     assert [variables["JAX_LOCAL_DEVICE_IDS"] for variables in created.values()] == ["0,1", "0,1"]
 
 
-def test_the_defaults_of_lightnings_trainer() -> None:
+def test_lightnings_trainer_gets_its_defaults() -> None:
     created = of("lightning", spread(2, 2, caller={"PL_TRAINER_STRATEGY": "fsdp"}))
     for variables in created.values():
         assert variables["PL_TRAINER_NUM_NODES"] == variables["PL_TRAINER_DEVICES"] == "2"
@@ -155,10 +155,10 @@ def test_mxnet_has_a_scheduler_and_servers_beside_its_workers() -> None:
     assert [created[rank]["DMLC_NODE_HOST"] for rank in range(3)] == ["10.0.0.1", "10.0.0.1", "10.0.0.2"]
     scheduler, servers = BACKENDS["mxnet"].programs(setup)
     assert (scheduler.hosts, servers.hosts) == (["n1"], ["n1", "n2"])
-    others = [process.environment for program in (scheduler, servers) for process in program.processes]
-    roles = [variables["DMLC_ROLE"] for variables in (*others, *created.values())]
+    own_variables = [process.environment for program in (scheduler, servers) for process in program.processes]
+    roles = [variables["DMLC_ROLE"] for variables in (*own_variables, *created.values())]
     assert roles == ["scheduler", "server", "server", "worker", "worker", "worker"]
-    for variables in (*others, *created.values()):
+    for variables in (*own_variables, *created.values()):
         names = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER")
         assert [variables[name] for name in names] == ["10.0.0.1", "7000", "2", "3"]
 
@@ -214,15 +214,15 @@ def test_dasks_pages_are_an_app_of_a_session(monkeypatch: pytest.MonkeyPatch, tm
         (folder / "apps").chmod(0o700)
         first = ("/jupyter/user/ann/first/app/dask/status", f"{folder}/apps/dask.sock")
         assert shown() == first
-        with socket.socket(socket.AF_UNIX) as other:
-            other.bind(first[1])
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(first[1])
             assert shown() == first  # a run that has ended
             second = first[0].replace("dask", "dask-2"), f"{folder}/apps/dask-2.sock"
             earlier = Setup(spread(2).places, [7000], session)
             assert shown(earlier) == first and shown() == second  # both before either listens
             assert shown(earlier) == first
             del earlier
-            other.listen()
+            listener.listen()
             assert shown() == second
         session["SLURMD_NODENAME"] = "n2"
         assert shown() == ("", None)  # the scheduler is not on the session's node
@@ -329,7 +329,7 @@ def test_a_dry_run_shows_no_secrets(local: Launch, script: Script) -> None:
     ]
 
 
-def test_what_lightning_cannot_do() -> None:
+def test_what_lightning_cannot_do_is_refused() -> None:
     with pytest.raises(CarmeRuntimeError, match=r"as many ranks on each node .* here are n1: 2, n2: 1\."):
         BACKENDS["lightning"].refuses(spread(2, 1))
     setup = spread(2, 2)

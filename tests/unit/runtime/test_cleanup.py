@@ -120,7 +120,7 @@ def test_ranks_are_ended_when_launcher_and_cleanup_are_killed(local: Launch, tmp
 
 
 @pytest.mark.parametrize("reported", [False, True])
-def test_a_rank_of_which_a_dying_launcher_could_not_report_is_ended(reported: bool) -> None:
+def test_a_rank_that_a_dying_launcher_could_not_report_is_ended(reported: bool) -> None:
     entry = {"CARME_RUN": f"test:{time.monotonic_ns()}"}
     cleanup = OrphanCleanup()
     cleanup.begin()
@@ -167,10 +167,10 @@ def test_a_run_that_goes_on_is_left_alone(
 
 
 def test_marks_that_mean_nothing_here_are_left_alone(tmp_path: Path) -> None:
-    mine = orphans.mark(3)
-    namespace = mine.partition("]")[0]
+    own = orphans.mark(3)
+    namespace = own.partition("]")[0]
     gone = f"{namespace}]:{2**22 + 1}:5:1"  # more than numbers of processes go to
-    marks = ["", "pid:[1]:2:3:4", f"{namespace}]:1", f"{namespace}]:a:b:c", mine, gone]
+    marks = ["", "pid:[1]:2:3:4", f"{namespace}]:1", f"{namespace}]:a:b:c", own, gone]
     script = tmp_path / f"sleeps-{time.monotonic_ns()}.py"
     script.write_text("import time; time.sleep(300)")
     sleepers = [
@@ -178,10 +178,10 @@ def test_marks_that_mean_nothing_here_are_left_alone(tmp_path: Path) -> None:
         for each in marks
     ]
     try:
-        for number, over, expected in ((None, False, {gone}), (None, True, {gone, mine})):
+        for number, over, expected in ((None, False, {gone}), (None, True, {gone, own})):
             found = orphans.clear(lambda run: over and run == 3, str(script), "", number)  # noqa: B023
             assert {marks[[p.pid for p in sleepers].index(each.pid)] for each in found} == expected
-        found = orphans.clear(lambda run: True, str(script), mine, signal.SIGTERM, PATIENCE)
+        found = orphans.clear(lambda run: True, str(script), own, signal.SIGTERM, PATIENCE)
         assert [(each.pid, each.ended) for each in found] == [(sleepers[-1].pid, True)]
         assert [sleeper.poll() is None for sleeper in sleepers[:-1]] == [True] * 5
     finally:

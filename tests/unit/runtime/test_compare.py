@@ -393,8 +393,8 @@ def test_the_verdict_is_three_sentences(result: Result) -> None:
 def test_the_verdict_names_all_that_it_judges(result: Result) -> None:
     """Over several networks, with those that are as fast, and the span of those that are not."""
     result.rows += [row("torch-carme", "mlp", 2, 0.8), row("horovod-face", "mlp", 2, 0.5501)]
-    others = (("torch-gloo", 1.4), ("torch-carme", 1.6), ("horovod-face", 1.1001), ("parallelize", 1.1))
-    result.rows += [row(name, "tiny", 2, times) for name, times in others]
+    medians = (("torch-gloo", 1.4), ("torch-carme", 1.6), ("horovod-face", 1.1001), ("parallelize", 1.1))
+    result.rows += [row(name, "tiny", 2, times) for name, times in medians]
     places = verdict.overall(result)
     titles = [place.title for place in places]
     assert sorted(titles[:2]) == ["PyTorch (carme_runtime.horovod)", "PyTorch (parallelize)"]
@@ -513,7 +513,7 @@ def test_nothing_half_written_stays_behind(result: Result, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_differences_of_two_results(result: Result) -> None:
+def test_the_differences_of_two_results_are_shown(result: Result) -> None:
     after = dataclasses.replace(
         result,
         environment={**result.environment, "host": "n2"},
@@ -553,7 +553,7 @@ def test_differences_of_two_results(result: Result) -> None:
         (["--diff", "none.json", "none.json"], "none.json cannot be read (No such file or directory)."),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_an_error_is_one_sentence(
     arguments: list[str],
     sentence: str,
     tmp_path: Path,
@@ -592,7 +592,7 @@ def test_a_file_with_a_turn_can_be_read(tmp_path: Path) -> None:
         ('{"version": 7, "rows": []}', "holds a result of version 7, and this carme_runtime reads version 1"),
     ],
 )
-def test_files_that_are_no_results(text: str, sentence: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_result_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "some.json").write_text(text)
     with pytest.raises(CarmeRuntimeError, match=sentence):
         results.load(tmp_path / "some.json")

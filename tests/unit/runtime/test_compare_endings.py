@@ -40,8 +40,8 @@ def test_a_comparison_that_is_ended_asks_all_to_end_at_once_and_removes_its_fold
 
     def start(entry: entries.Entry, *_: object) -> None:
         name = entry.row.contestant
-        (other,) = set(names) - {name}
-        command = [sys.executable, "-c", TOGETHER, str(tmp_path), name, other]
+        (second,) = set(names) - {name}
+        command = [sys.executable, "-c", TOGETHER, str(tmp_path), name, second]
         process = entry._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert process.stdout and process.stdout.readline() == b"ready\n"
         process.stdout.close()
@@ -78,11 +78,11 @@ def test_the_folder_of_a_killed_comparison_goes_with_the_next_start_and_no_other
             process.kill()
     assert folder.exists(), "it had no time to remove it"
     lock = folder / "lock"
-    ours = lock.read_text()
-    lock.write_text(f"another-{ours}")
+    identity = lock.read_text()
+    lock.write_text(f"another-{identity}")
     with work_folder(tmp_path) as own:
         assert folder.exists(), "whether it still runs on its node cannot be seen from here"
-    lock.write_text(ours)
+    lock.write_text(identity)
     with work_folder(tmp_path) as own:
         assert not folder.exists()
     assert [path.name for path in tmp_path.iterdir()] == [".compare-mine"]

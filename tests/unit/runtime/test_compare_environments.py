@@ -24,7 +24,7 @@ def fake_python(folder: Path, text: str) -> str:
 
 
 def test_a_python_of_its_own_reports_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = fake_python(
+    interpreter = fake_python(
         tmp_path,
         f'export PYTHONPATH="{Path(pythons.__file__).parents[2]}:$PYTHONPATH"\nexec {sys.executable} "$@"',
     )
@@ -32,8 +32,8 @@ def test_a_python_of_its_own_reports_what_it_lacks(tmp_path: Path, monkeypatch: 
     (tmp_path / "leak").mkdir()
     (tmp_path / "leak/mxnet.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "leak"))
-    assert pythons.missing(other, ("carme_runtime", "json", "mxnet")) == ("mxnet",)
-    assert CONTESTANTS["mxnet"].missing(other) == ["mxnet"]
+    assert pythons.missing(interpreter, ("carme_runtime", "json", "mxnet")) == ("mxnet",)
+    assert CONTESTANTS["mxnet"].missing(interpreter) == ["mxnet"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_python_of_its_own_reports_what_it_lacks(tmp_path: Path, monkeypatch: 
         ('echo \'{"lacking": [], "version": "0.0.1"}\'', "has carme_runtime 0.0.1, and this comparison has"),
     ],
 )
-def test_what_is_no_python_for_a_contestant_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_an_unsuitable_python_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = fake_python(tmp_path, text)
     options = command.parser().parse_args(["mxnet", "--python", f"mxnet={path}"])
     with pytest.raises(CarmeRuntimeError, match=re.escape(message)):

@@ -187,7 +187,7 @@ def test_bf16_may_round_more_but_not_turn_around(task: Task, tmp_path: Path) -> 
         assert bool(row.void) == is_void, factor
 
 
-def test_of_several_ranks_the_one_with_the_largest_distance_counts() -> None:
+def test_the_rank_with_the_largest_distance_counts() -> None:
     """Ranks that do not reduce their gradients have different ones."""
     near, far, none = ({"a": {"distance": value}} for value in (0.1, 0.2, float("nan")))
     for worst in (far, none):

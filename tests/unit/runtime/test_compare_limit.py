@@ -165,9 +165,7 @@ def test_a_limit_that_is_no_share_is_refused(limit: str, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("minutes", ["-1", "1441", "nan"])
-def test_a_time_for_more_rounds_that_is_none_is_refused(
-    minutes: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_time_for_more_rounds_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--minutes", minutes]) == 1
     assert f"--minutes {minutes} is not possible. Give 0 to 1440 minutes." in capsys.readouterr().err
 
@@ -182,7 +180,9 @@ def test_a_time_for_more_rounds_that_is_none_is_refused(
         (["--quick", "--minutes", "2"], 120),
     ],
 )
-def test_a_quick_look_takes_no_minutes_that_nobody_gave(options: list[str], seconds: float) -> None:
+def test_a_quick_comparison_has_no_time_for_more_rounds_by_default(
+    options: list[str], seconds: float
+) -> None:
     assert command.plan_of(command.parser().parse_args(options)).more_s == seconds
 
 

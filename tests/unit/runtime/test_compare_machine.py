@@ -10,7 +10,7 @@ from carme_runtime.compare import machine
 @pytest.mark.parametrize(
     ("siblings", "threads"), [("0", 1), ("0,64", 2), ("0-3", 4), ("0-1,8-9", 4), ("", 1)]
 )
-def test_threads_of_a_core(
+def test_threads_of_a_core_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, siblings: str, threads: int
 ) -> None:
     (tmp_path / "siblings").write_text(f"{siblings}\n")
@@ -18,7 +18,7 @@ def test_threads_of_a_core(
     assert machine.environment()["threads_of_a_core"] == threads
 
 
-def test_numa_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numa_nodes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_NODES", tmp_path)
     assert machine.environment()["numa_nodes"] == 1, "where the kernel knows none"
     for name in ("node0", "node1", "possible"):
@@ -41,7 +41,7 @@ def test_numa_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "", 4, 1, "shares its nodes: 4 of 16 cores"),
     ],
 )
-def test_whether_others_may_work_on_the_nodes(
+def test_whether_others_may_use_the_nodes_is_known_from_slurms_cores(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     job: str,

@@ -79,7 +79,7 @@ def test_a_network_takes_images_of_several_sizes(name: str, data: str) -> None:
         ("unet", 2048, "takes no images with a side of 2048 pixels"),
     ],
 )
-def test_a_size_that_a_network_cannot_take(name: str, side: int, sentence: str) -> None:
+def test_a_size_that_a_network_cannot_take_is_refused(name: str, side: int, sentence: str) -> None:
     with pytest.raises(CarmeRuntimeError) as refusal:
         Plan((), (name,), (1,), size=side).check()
     assert sentence in str(refusal.value)
@@ -92,8 +92,8 @@ def test_a_task_is_the_same_for_all_ranks_whatever_its_size(tmp_path: Path) -> N
     found = tasks.read(tmp_path / "task.npz")
     assert (found.network, found.data) == (network, "synthetic images of ImageNet's shape")
     assert found.first_loss(2) == task.first_loss(2)
-    other = tasks.make(network, 4, seed=4, data="imagenet")
-    assert other.first_loss(2) != task.first_loss(2)
+    reseeded = tasks.make(network, 4, seed=4, data="imagenet")
+    assert reseeded.first_loss(2) != task.first_loss(2)
 
 
 def test_a_network_for_pixels_learns_which_are_bright() -> None:

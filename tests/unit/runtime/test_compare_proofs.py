@@ -117,7 +117,7 @@ def test_turns_beside_a_neighbour_must_be_marked(benchmark: Any) -> None:
     assert benchmark.marked(beside_a_neighbour(), [])["ours"] is None
 
 
-def test_the_share_of_a_turn_that_a_neighbour_had(benchmark: Any) -> None:
+def test_the_share_of_a_turn_that_a_neighbour_disturbed_is_computed(benchmark: Any) -> None:
     turn = Turn(1, 5.0, (), began=100.0, lasted_s=2.0)
     assert benchmark.disturbed_share(turn, [(90.0, 99.0), (102.0, 103.0)]) == 0
     assert benchmark.disturbed_share(turn, [(99.0, 100.5), (101.0, 101.5)]) == 0.5

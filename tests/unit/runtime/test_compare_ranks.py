@@ -47,7 +47,7 @@ def test_ranks_come_in_by_the_secret(door: Door, monkeypatch: pytest.MonkeyPatch
         line.close()
 
 
-def test_who_does_not_hold_the_secret_stays_outside(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_the_secret_is_refused(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
     def intrude() -> None:

@@ -40,22 +40,22 @@ while True:
 @pytest.fixture
 def rank() -> Iterator[Any]:
     """The rank, its watcher's number, and the other end of its connection."""
-    ours, other = socket.socketpair()
+    connection, peer = socket.socketpair()
     path = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
-        [sys.executable, "-c", RANK, str(other.fileno())],
-        pass_fds=[other.fileno()], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", RANK, str(peer.fileno())],
+        pass_fds=[peer.fileno()], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    other.close()
-    ours.settimeout(HANG)
+    peer.close()
+    connection.settimeout(HANG)
     assert process.stdout
     try:
-        yield process, int(process.stdout.readline()), ours
+        yield process, int(process.stdout.readline()), connection
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-        ours.close()
+        connection.close()
 
 
 def state(pid: int) -> str:
@@ -93,7 +93,7 @@ def test_orders_that_come_while_it_is_about_to_stop_are_answered(rank: Any) -> N
     assert all(used(connection) > 0 for _ in range(300))
 
 
-def test_it_ends_with_the_comparison_and_leaves_nobody_behind(rank: Any) -> None:
+def test_a_resting_rank_ends_with_the_comparison_and_leaves_no_process(rank: Any) -> None:
     process, watcher, connection = rank
     wait_for(process.pid, "T")
     connection.close()
@@ -101,7 +101,7 @@ def test_it_ends_with_the_comparison_and_leaves_nobody_behind(rank: Any) -> None
     wait_for(watcher, "", "Z")
 
 
-def test_who_watches_ends_with_a_rank_that_is_killed_while_it_rests(rank: Any) -> None:
+def test_the_watcher_ends_with_a_rank_that_is_killed_while_it_rests(rank: Any) -> None:
     process, watcher, _ = rank
     wait_for(process.pid, "T")
     process.send_signal(signal.SIGKILL)

@@ -48,7 +48,7 @@ def test_a_rank_that_fails_is_not_lost(local: Launch, script: Script) -> None:
     assert starts_in(out)[-2:] == ["start 2: 0 of 2", "start 2: 1 of 2"]
 
 
-def test_who_fails_because_another_one_was_lost_does_not_count(
+def test_a_rank_that_fails_because_another_was_lost_does_not_count(
     local: Launch, script: Script, witness: Witness
 ) -> None:
     # Rank 0 ends first, because of rank 1: only that one was lost. Not by a handler: where the signal comes
@@ -125,7 +125,7 @@ def members(*counts: int, lost: tuple[str, ...] = ()) -> Members:
     return Members(tuple(present), lost, len(counts))
 
 
-def test_seats() -> None:
+def test_seats_of_lost_ranks_are_filled_again() -> None:
     everybody = members(1, 1, 1)
     first = place(everybody, ranks=6)
     seats = Seats(first, 6)

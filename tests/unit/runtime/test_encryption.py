@@ -35,7 +35,7 @@ class Eavesdropper:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self._target = port
-        self.heard = bytearray()
+        self.recorded = bytearray()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -52,7 +52,7 @@ class Eavesdropper:
         with source, sink:
             try:
                 while data := source.recv(65536):
-                    self.heard += data
+                    self.recorded += data
                     sink.sendall(data)
             except OSError:
                 pass
@@ -81,8 +81,8 @@ def test_environment_output_and_programs_are_not_seen_on_the_way(
     assert code == 0
     assert sorted(out.splitlines()) == ["[rank 0] correct-horse False", "[rank 1] correct-horse False"]
     for secret in ("correct-horse", HUB_TOKEN, "DATABASE", "environment", script(text)):
-        assert secret.encode() not in relay.heard
-    assert len(relay.heard) > 4000  # it did listen
+        assert secret.encode() not in relay.recorded
+    assert len(relay.recorded) > 4000  # it did listen
 
 
 def test_without_a_certificate_they_would_be_seen(make_job: MakeJob, script: Callable[[str], str]) -> None:
@@ -91,7 +91,7 @@ def test_without_a_certificate_they_would_be_seen(make_job: MakeJob, script: Cal
     relay = Eavesdropper(job.port)
     job.join(1, port=relay.port).wait_for_error("n2 joined")
     assert job.launch("--", "true", environment={"PASSWORD": "correct-horse"}).wait()[0] == 0
-    assert b"correct-horse" in relay.heard
+    assert b"correct-horse" in relay.recorded
     relay.close()
 
 
@@ -151,8 +151,8 @@ def test_only_the_jobs_own_certificate_is_let_in(make_job: MakeJob, tmp_path: Pa
 
 def test_a_node_with_another_certificate_stays_out(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job("n1", "n2", joining=False)
-    other = private_file(tmp_path / "other.pem", make_certificate())
-    code, _, errors = job.join(1, certificate=other).wait()
+    wrong_certificate = private_file(tmp_path / "other.pem", make_certificate())
+    code, _, errors = job.join(1, certificate=wrong_certificate).wait()
     assert code == 1
     assert "does not use this job's certificate (CERTIFICATE_VERIFY_FAILED)" in errors
     job.join(1).wait_for_error("n2 joined")
@@ -162,8 +162,8 @@ def test_a_false_first_agent_learns_nothing(make_job: MakeJob, tmp_path: Path) -
     """One that was started in its place, with the key but another certificate, is not joined."""
     job = make_job("n1")
     shutil.copy(job.key_file, tmp_path / "stolen.key")
-    other = private_file(tmp_path / "other.pem", make_certificate())
-    false = [*AGENT, "--nodes", "2", "--key-file", "stolen.key", "--certificate", str(other)]
+    wrong_certificate = private_file(tmp_path / "other.pem", make_certificate())
+    false = [*AGENT, "--nodes", "2", "--key-file", "stolen.key", "--certificate", str(wrong_certificate)]
     false += ["--announce", str(tmp_path / "false" / "a.json"), "--socket", str(tmp_path / "false" / "s")]
     impostor = job.start(
         [*false, "--listen", "127.0.0.1", "--", "sh", "-c", "echo up; read line"], clean_environment()

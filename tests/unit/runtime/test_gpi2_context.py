@@ -80,13 +80,13 @@ def rank(functions: Functions, pauses: list[float], monkeypatch: pytest.MonkeyPa
     return Gpi2Context(cast(Library, functions), 0, 4, ["a"] * 4, 1000)
 
 
-def lose(rank: Gpi2Context, *others: int) -> None:
-    cast(Beside, rank._health).gone.update(others)
-    assert not any(rank.ping(other) for other in others)
+def lose(rank: Gpi2Context, *lost: int) -> None:
+    cast(Beside, rank._health).gone.update(lost)
+    assert not any(rank.ping(peer) for peer in lost)
 
 
-def post(rank: Gpi2Context, other: int, queue: int = 0) -> None:
-    rank.post("notify", other, queue, (0, other, 1, 1))
+def post(rank: Gpi2Context, peer: int, queue: int = 0) -> None:
+    rank.post("notify", peer, queue, (0, peer, 1, 1))
 
 
 def test_an_operation_that_failed_is_not_done_though_another_rank_was_lost(
@@ -150,12 +150,12 @@ def test_what_is_posted_during_a_wait_is_waited_for_by_the_next_one(
 
 
 def test_each_of_several_lost_ranks_is_reported(rank: Gpi2Context, functions: Functions):
-    for other in (1, 2, 3):
-        post(rank, other)
+    for peer in (1, 2, 3):
+        post(rank, peer)
     lose(rank, 1, 3)
-    for code, other in ((FAILED, 1), (TIMEOUT, 3)):
+    for code, peer in ((FAILED, 1), (TIMEOUT, 3)):
         functions.codes["wait"] = [code]
-        with pytest.raises(PeerLost, match=f"Rank {other} was lost during waiting for queue 0"):
+        with pytest.raises(PeerLost, match=f"Rank {peer} was lost during waiting for queue 0"):
             rank.wait(0, -1)
     functions.codes["wait"] = [FAILED]
     assert rank.wait(0, -1)
@@ -165,8 +165,8 @@ def test_what_a_lost_rank_never_ends_is_not_waited_for_without_end(
     rank: Gpi2Context, functions: Functions, monkeypatch: pytest.MonkeyPatch
 ):
     """Nor is it taken for done, as it hides whether what other ranks were to do is."""
-    for other in (1, 2):
-        post(rank, other)
+    for peer in (1, 2):
+        post(rank, peer)
     lose(rank, 1)
     monkeypatch.setitem(NUMBERS, "queue_size", 2)
     monkeypatch.setattr(context, "_STUCK", 0.0)

@@ -49,15 +49,15 @@ class Rank:
     def post(
         self, function: str, rank: int, queue: int, arguments: tuple[Any, ...], entries: int = 1
     ) -> None:
-        other = self._ranks[rank]
+        receiver = self._ranks[rank]
         if function == "write_notify":
             _, at, _, _, there, size, *note = arguments
-            other.memory[there : there + size] = self.memory[at : at + size]
+            receiver.memory[there : there + size] = self.memory[at : at + size]
         else:
             note = arguments[2:]
-        with other._changed:
-            other._notes[note[0]] = note[1]
-            other._changed.notify_all()
+        with receiver._changed:
+            receiver._notes[note[0]] = note[1]
+            receiver._changed.notify_all()
 
     def waitsome(self, segment: int, first: int, count: int, timeout: int) -> int:
         with self._changed:
@@ -249,9 +249,7 @@ def test_a_call_ends_in_time_where_a_rank_takes_nothing(ranks: list[Rank], group
     assert ranks[1].mail.take(0, KEY, time.monotonic() + HANG) == whole
 
 
-def test_who_waits_behind_another_message_waits_no_longer_than_allowed(
-    ranks: list[Rank], beside: ThreadPoolExecutor
-):
+def test_a_wait_behind_another_message_ends_in_time(ranks: list[Rank], beside: ThreadPoolExecutor):
     ranks[1].runs = False
     first = beside.submit(ranks[0].mail.post, 1, KEY, [bytes(MUCH)])
     until(lambda: not ranks[0].mail._free[1])

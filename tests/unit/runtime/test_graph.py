@@ -97,9 +97,9 @@ def test_the_drawing_is_one_picture_with_skips_and_cuts():
 
 
 def test_models_are_the_same_whatever_they_cost():
-    other = json.loads(to_json(small()))
-    for operator in other["operators"]:
+    description = json.loads(to_json(small()))
+    for operator in description["operators"]:
         operator["timings"] = []
-    assert from_json(json.dumps(other)).same_model(small())
-    other["operators"][1]["kind"] = "conv"
-    assert not from_json(json.dumps(other)).same_model(small())
+    assert from_json(json.dumps(description)).same_model(small())
+    description["operators"][1]["kind"] = "conv"
+    assert not from_json(json.dumps(description)).same_model(small())

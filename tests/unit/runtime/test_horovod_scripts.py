@@ -56,19 +56,19 @@ def test_the_caller_may_name_the_interface() -> None:
     assert [reported[rank]["HOROVOD_GLOO_IFACE"] for rank in range(2)] == ["ib0", "ib0"]
 
 
-def test_an_address_that_horovod_cannot_use() -> None:
+def test_an_address_that_horovod_cannot_use_is_refused() -> None:
     with pytest.raises(CarmeRuntimeError, match=r"by IPv4, but n1 has the address fd00::1\. Use one node"):
         horovod.variables(spread(1, 1, address="fd00::{}"), 1234, {})
 
 
-def test_where_horovod_is_not_installed(job: Job) -> None:
+def test_a_missing_horovod_is_reported(job: Job) -> None:
     code, out, errors = job.launch("--backend", "horovod", "-m", "calendar").wait()
     assert (code, out) == (2, "")
     assert errors.startswith("carme-run: Horovod is not installed for /")
     assert "Use the image of PyTorch or TensorFlow" in errors
 
 
-def test_where_horovods_server_cannot_be_started(job: Job, tmp_path: Path) -> None:
+def test_a_server_of_horovod_that_cannot_start_is_reported(job: Job, tmp_path: Path) -> None:
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").touch()
     path = os.pathsep.join([str(tmp_path), clean_environment()["PYTHONPATH"]])
@@ -93,7 +93,9 @@ def test_where_horovods_server_cannot_be_started(job: Job, tmp_path: Path) -> No
         (["--backend=horovod", "--max-restarts", "1"], "Use --max-restarts without --backend"),
     ],
 )
-def test_arguments_that_do_not_fit(local: Callable[..., Process], arguments: list[str], error: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(
+    local: Callable[..., Process], arguments: list[str], error: str
+) -> None:
     code, out, errors = local(*arguments, "-m", "calendar").wait()
     assert (code, out) == (2, "")
     assert error in errors

@@ -183,12 +183,12 @@ def test_what_trains_on_is_measured_and_not_what_made_the_first_steps(watch: Ker
 
 
 def test_what_trains_now_and_then_between_others_stays_the_one(watch: KerasWatch) -> None:
-    first, others = object(), [object() for _ in range(20)]
+    first, further = object(), [object() for _ in range(20)]
     with pytest.raises(Measured) as found:
         for _ in range(100):
             watch._step(first, next, iter([8]))
-            for other in [*others, *others[:1] * 5]:
-                watch._step(other, next, iter([32]))
+            for model in [*further, *further[:1] * 5]:
+                watch._step(model, next, iter([32]))
     assert found.value.args[0].data == 8 and watch.steps == 43
 
 

@@ -25,7 +25,7 @@ def test_ranks_of_srun_meet_on_its_first_node() -> None:
     ("nodes", "first"),
     [("n1", "n1"), ("n1,n2", "n1"), ("a[3,5-9],b1", "a3"), ("gpu-1-[010-020]", "gpu-1-010")],
 )
-def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+def test_the_first_node_of_a_list_is_the_master(nodes: str, first: str) -> None:
     assert translated(SRUN | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
 
 
@@ -43,7 +43,7 @@ def test_ranks_of_srun_on_one_node_need_no_network() -> None:
         {"SLURM_STEP_ID": ""},
     ],
 )
-def test_what_is_no_rank_of_srun_is_not_taken_for_one(more: dict[str, str]) -> None:
+def test_a_process_that_is_not_a_rank_of_srun_is_recognised(more: dict[str, str]) -> None:
     assert translated(SRUN | more) == {}
 
 
@@ -61,7 +61,7 @@ def test_what_is_set_stays() -> None:
     ],
     ids=["Open MPI", "MPICH and Intel MPI"],
 )  # fmt: skip
-def test_ranks_of_mpirun(environment: dict[str, str]) -> None:
+def test_ranks_of_mpirun_know_their_places(environment: dict[str, str]) -> None:
     reported = translated(SRUN | environment)  # mpirun in a job of Slurm: it counts, not srun
     assert (reported["RANK"], reported["WORLD_SIZE"], reported["LOCAL_RANK"]) == ("1", "2", "1")
     assert reported["MASTER_ADDR"] == "127.0.0.1" and "MASTER_PORT" in reported

@@ -99,7 +99,7 @@ async def test_the_joining_agent_checks_the_first_one_too(wire: Wire) -> None:
     first.cancel()
 
 
-async def test_the_end_within_a_frame(wire: Wire) -> None:
+async def test_an_end_within_a_frame_is_an_error(wire: Wire) -> None:
     await wire.give(0, b"\0\0\0\x09{")
     wire.ends[0].shutdown(socket.SHUT_WR)
     with pytest.raises(LinkClosed, match="within a frame"):

@@ -22,7 +22,7 @@ memory = bytearray(b"x") * int(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.read()
 """
-LOOK = """
+READ = """
 from carme_runtime.pipeline.memory import free_memory_of_rank
 print(free_memory_of_rank(), flush=True)
 """
@@ -156,12 +156,12 @@ def within(cgroup: MemoryCgroup, program: str) -> int:
 def test_what_a_server_in_the_same_cgroup_takes_is_not_free(
     cgroup: MemoryCgroup, server: subprocess.Popen[str]
 ):
-    beside = within(cgroup, LOOK)
+    beside = within(cgroup, READ)
     assert within(cgroup, TAKE) > 0  # all that is free can be taken: nobody is killed
     assert server.poll() is None
     assert server.stdin
     server.stdin.close()
     assert server.wait(HANG) == 0
-    alone = within(cgroup, LOOK)
+    alone = within(cgroup, READ)
     assert 195 * MIB < alone - beside < 230 * MIB
     assert beside < (512 - 200 - 32) * MIB

@@ -128,7 +128,7 @@ notebook._end_with_the_notebook = slowly
 """
 
 
-def test_an_interrupt_while_the_run_is_being_started(
+def test_an_interrupt_ends_a_run_that_is_being_started(
     notebook: Notebook, witness: Witness, tmp_path: Path
 ) -> None:
     again = "import signal; print(signal.getsignal(signal.SIGINT).__name__, signal.set_wakeup_fd(-1))"
@@ -176,14 +176,14 @@ class Kernel:
         text: list[str] = []
         shown: list[dict[str, Any]] = []
 
-        def heard(message: dict[str, Any]) -> None:
+        def collect(message: dict[str, Any]) -> None:
             content = message["content"]
             if message["msg_type"] == "stream":
                 text.append(content["text"])
             elif "data" in content:
                 shown.append(content["data"])
 
-        reply = self._client.execute_interactive(code, output_hook=heard, timeout=HANG)["content"]
+        reply = self._client.execute_interactive(code, output_hook=collect, timeout=HANG)["content"]
         return "".join(text), shown, reply.get("ename", "") + reply.get("evalue", "")
 
     def complaint(self, code: str) -> str:

@@ -63,7 +63,7 @@ def test_parts_of_the_spill_file_never_overlap_and_all_come_back(requests: list[
 
 
 @pytest.mark.parametrize(("name", "says"), [("missing", "does not exist"), ("file", "is not a folder")])
-def test_a_folder_that_is_none_is_refused(name: str, says: str, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_refused(name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CarmeRuntimeError, match=says):
         spill.SpillFile(tmp_path / name)
@@ -394,11 +394,11 @@ def test_keras_on_another_backend_than_torch_is_refused_in_a_sentence(
     )
 
 
-@pytest.mark.parametrize("other", ["tensorflow", "jax"])
-def test_keras_on_torch_may_take_its_data_from_another_framework(other: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_keras_on_torch_may_take_its_data_from_another_framework(backend: str, tmp_path: Path) -> None:
     write_keras(tmp_path, "torch")
     (tmp_path / "torch.py").touch()
-    done = run_python(f"import torch, keras.src.backend.{other}.core; print('goes on')", tmp_path)
+    done = run_python(f"import torch, keras.src.backend.{backend}.core; print('goes on')", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "goes on\n", "")
 
 

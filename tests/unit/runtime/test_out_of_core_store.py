@@ -173,15 +173,15 @@ def test_what_a_step_makes_and_loses_is_not_moved_where_all_fits(program: Progra
     assert program.store.read == program.store.written == 0
 
 
-def test_an_operation_is_looked_at_once_where_all_goes_as_expected(
+def test_an_operation_is_prepared_once_if_the_step_is_as_expected(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = [program.new_block() for _ in range(20)]
-    looks: list[int] = []
+    distances: list[int] = []
     prepare = Steps._prepare
 
     def counted(steps: Steps, store: Store, trace: object, distance: int) -> bool:
-        looks.append(distance)
+        distances.append(distance)
         return prepare(steps, store, trace, distance)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Steps, "_prepare", counted)
@@ -191,7 +191,7 @@ def test_an_operation_is_looked_at_once_where_all_goes_as_expected(
             program.run([weight])
         program.end_step()
     assert program.steps.followed
-    assert 0 < len(looks) <= (steps + 1) * 5 * len(weights)
+    assert 0 < len(distances) <= (steps + 1) * 5 * len(weights)
 
 
 def test_blocks_come_back_as_they_left_and_ahead_of_their_use(program: Program) -> None:
@@ -319,7 +319,7 @@ def test_what_is_soon_gone_stays_where_a_clean_block_gives_as_much_room(program:
     assert leaves_first([], next_use, SIZE, rates) is None
 
 
-def test_of_what_nothing_uses_again_a_clean_block_leaves_first_and_then_what_is_gone_last(
+def test_of_unused_blocks_a_clean_one_leaves_first_then_the_one_freed_last(
     program: Program,
 ) -> None:
     rates = Speed()
@@ -541,7 +541,7 @@ def test_what_is_read_does_not_wait_for_what_is_written_ahead_of_need(
     program.store.acquire([], [], program.store.capacity)  # so that it leaves
     program.store.release([])
     assert absent.state is State.ABSENT
-    others = [program.new_block() for _ in range(8)]
+    blocks = [program.new_block() for _ in range(8)]
     read, has_come = program.store.file.read, threading.Event()
 
     def seen(*arguments: Any) -> Any:
@@ -550,7 +550,7 @@ def test_what_is_read_does_not_wait_for_what_is_written_ahead_of_need(
 
     monkeypatch.setattr(program.store.file, "read", seen)
     with held_writes(program, monkeypatch):
-        program.store.leave_ahead(others)
+        program.store.leave_ahead(blocks)
         program.store.fetch_ahead(absent)
         assert has_come.wait(HANG)
     program.store.settle()

@@ -227,7 +227,7 @@ def test_what_is_not_requested_is_chosen():
     assert plan(graph, Request(2, 16, stages=2, batch_norm="exact")).schedule.micro_batches == 1
 
 
-def test_cuts_by_name():
+def test_cuts_are_chosen_by_name():
     graph = network([1] * 6, beside={3})
     found = plan(graph, Request(2, 8, micro_batches=2, cut_points=("layer2",)))
     assert found.cuts == (2,) and found.schedule.ranks == 2
@@ -306,7 +306,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("request_", "sentence"), MISTAKES)
-def test_what_cannot_be_names_the_nearest_plan_that_can(request_: Request, sentence: str):
+def test_an_impossible_request_names_the_nearest_possible_plan(request_: Request, sentence: str):
     with pytest.raises(PlanError, match=sentence):
         plan(network([1] * 6), request_)
 
@@ -466,7 +466,7 @@ def test_the_least_memory_counts_on_recomputation():
         plan(graph, dataclasses.replace(request, memory=least, may_recompute=False))
 
 
-def test_of_all_plans_that_fit_the_fastest_is_taken():
+def test_the_fastest_plan_that_fits_is_taken():
     """Computing again is one of the choices, beside more stages and more micro-batches."""
     graph = network([3.0] * 12, **HELD)
     memory = plan(graph, Request(4, 8)).stages[0].memory_bytes // 2

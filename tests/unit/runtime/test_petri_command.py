@@ -137,7 +137,7 @@ def test_another_program_watches_and_feeds_it(
         (["run", "SCRIPT", "--memory", "much"], "'much' is not a size of memory."),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_an_error_is_one_sentence(
     script: Path,
     folder: Path,
     words: list[str],
@@ -154,7 +154,7 @@ def test_what_is_wrong_is_one_sentence(
     assert not list(script.parent.glob("squares-*"))  # nothing is made in vain
 
 
-def test_nobody_runs_it_any_more(script: Path, folder: Path):
+def test_a_net_that_no_program_runs_is_reported(script: Path, folder: Path):
     with running(script, folder, "--stay"):
         attached = Net.attach(folder)
     with pytest.raises(PetriError, match="The program that ran the net has ended"):

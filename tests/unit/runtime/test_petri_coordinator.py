@@ -83,7 +83,9 @@ def no_memory(*_: Any) -> Any:
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
-def test_who_waits_sees_that_the_coordinators_thread_has_ended(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_waiting_program_gets_the_end_of_the_coordinators_thread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     class Ended(BaseException):
         pass
 

@@ -95,21 +95,21 @@ def test_a_node_whose_ranges_are_busy_for_long_does_not_stand_still(
     assert found == [True] and there and there[0].read_bytes() == DATA
 
 
-def test_a_node_of_which_something_hangs_is_not_waited_for_for_ever(
+def test_the_wait_for_a_node_that_hangs_ends(
     nodes: list[Store], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     """Its beats end, and the copy is given up: another node may have the range, too."""
     monkeypatch.setattr(serving, "_BEAT_SECONDS", 0.05)
     monkeypatch.setattr(serving, "_HANGS", 0.3)
     monkeypatch.setattr(serving, "_STILL", 1)
-    others = set(threading.enumerate())
+    earlier = set(threading.enumerate())
     source, target = serve(nodes[0]), serve(nodes[1])
     busy = Store(nodes[0].identity, nodes[0].folder, 0, [], "n1")
     with busy.locked():
         pull, found = pull_in_thread(target, source.where)
         pull.join(HANG / 3)
         assert found == [False]
-    for each in set(threading.enumerate()) - others:
+    for each in set(threading.enumerate()) - earlier:
         if each.name.endswith("(_serve)"):  # finds that nobody takes the bytes any more, and says nothing
             each.join(HANG)
 

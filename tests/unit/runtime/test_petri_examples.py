@@ -249,7 +249,7 @@ def test_words_of_files_are_counted(tmp_path: Path):
     assert marking["total"] == [Counter(a=3, rose=3, **{"is": 2})]
 
 
-def test_of_several_offers_one_is_taken(tmp_path: Path):
+def test_one_of_several_offers_is_taken(tmp_path: Path):
     marking = end(example("patterns", "choice"), tmp_path, {"offers": ["red", "blue", "green"]})
     ((_, taken),) = marking["taken"]
     assert sorted([taken, *marking["refused"]]) == ["blue", "green", "red"]

@@ -45,7 +45,7 @@ def places() -> Places:
     return Places()
 
 
-def test_a_copy_under_way_is_none_yet(places: Places):
+def test_a_copy_under_way_does_not_count_yet(places: Places):
     places.allocate("n1")
     [(source, _)] = places.ask("n2", "where")
     assert source == ("n1", 1)
@@ -55,16 +55,16 @@ def test_a_copy_under_way_is_none_yet(places: Places):
     assert places.ask("n2", "where") == [None]
 
 
-def test_who_asks_again_is_sent_to_another_node(places: Places):
+def test_a_repeated_query_is_sent_to_another_node(places: Places):
     """The first one stands still, and is not lost yet."""
     places.allocate("n1")
     target, number, _ = places.push("n1")
     places.take_pulled(target, "x", number, True)
-    other = next(each for each in NODES if each not in ("n1", target))
-    answers = [places.ask(other, "where")[0] for _ in range(4)]
+    third_node = next(each for each in NODES if each not in ("n1", target))
+    answers = [places.ask(third_node, "where")[0] for _ in range(4)]
     assert [node for (node, _), _ in answers] == ["n1", target, "n1", target]
-    assert places.ask(other, "confirm", f"{answers[-1][1]} x") == [True]
-    assert places.ask(other, "where")[0][0] == ("n1", 1)  # the last one came
+    assert places.ask(third_node, "confirm", f"{answers[-1][1]} x") == [True]
+    assert places.ask(third_node, "where")[0][0] == ("n1", 1)  # the last one came
 
 
 def test_a_copy_that_has_come_is_the_range_when_its_source_is_lost(places: Places):

@@ -73,7 +73,7 @@ def test_wrong_limits_are_refused(limit):
         net.add("t", net.place("x") >> None, print, limit=limit)
 
 
-def test_limits_of_implementations_and_subnets(folder: Path):
+def test_implementations_and_subnets_keep_their_limits(folder: Path):
     part = Net("part")
     a, b = part.place("a", int, tokens=[1]), part.place("b", int)
     part.add("t", a >> b, lambda x: x, needs="gpu:1", limit=5)

@@ -160,7 +160,7 @@ def make_range(value: int, memory: Memory) -> Range:
         (lambda m: m.open("there", shape=(2, 4)), "not |u1 of shape (2, 4)."),
     ],
 )
-def test_what_is_wrong_is_one_sentence(folder: Path, action, sentence: str):
+def test_an_error_is_one_sentence(folder: Path, action, sentence: str):
     net = Net("wrong")
     net.add("t", net.place("x") >> None, print)
     with net.start(1, folder=folder) as run:
@@ -329,22 +329,22 @@ def test_files_of_the_user_beside_ranges_stay(folder: Path, mode: int):
     assert bytes(Memory.at(folder)["taken"].buffer)[0] == 1
 
 
-def foreign(folder: Path, whose: str) -> None:
+def foreign(folder: Path, kind: str) -> None:
     """Make a folder that another user could write."""
-    if whose == "a link":
+    if kind == "a link":
         folder.with_name("elsewhere").mkdir(mode=0o700)
         folder.symlink_to(folder.with_name("elsewhere"))
         return
     folder.mkdir(mode=0o700)
-    if whose == "open":
+    if kind == "open":
         folder.chmod(0o777)
     else:
         os.chown(folder, 12345, 12345)
 
 
-@pytest.mark.parametrize("whose", ["open", "a link", "another's"])
-def test_a_folder_that_others_may_write_is_not_used(folder: Path, tmp_path: Path, whose: str):
-    if whose == "another's" and os.getuid() != 0:
+@pytest.mark.parametrize("kind", ["open", "a link", "another's"])
+def test_a_folder_that_others_may_write_is_not_used(folder: Path, tmp_path: Path, kind: str):
+    if kind == "another's" and os.getuid() != 0:
         pytest.skip("Only root gives folders away.")
     net = Net("foreign")
     net.add("t", net.place("x") >> None, print)
@@ -352,17 +352,17 @@ def test_a_folder_that_others_may_write_is_not_used(folder: Path, tmp_path: Path
     scratch.mkdir()
     with net.start(1, folder=folder, memory=1 << 20, spill=scratch) as run:
         run.memory.allocate("first", "1MiB").buffer[0] = 5
-        theirs = scratch / f"carme-net-{run.memory.identity}"
-        foreign(theirs, whose)
+        foreign_folder = scratch / f"carme-net-{run.memory.identity}"
+        foreign(foreign_folder, kind)
         mark = (run.memory["first"].path.parent / ".range-first").read_text()
-        (theirs / ".range-second").write_text(mark.replace("first", "second", 1))
-        (theirs / "second").write_bytes(bytes(1 << 20))
+        (foreign_folder / ".range-second").write_text(mark.replace("first", "second", 1))
+        (foreign_folder / "second").write_bytes(bytes(1 << 20))
         assert list(run.memory) == ["first"] and "second" not in run.memory
         with pytest.raises(PetriError, match=r"must be this user's alone") as caught:
             run.memory.allocate("third", "1MiB")
-        assert str(theirs) in caught.value.message
+        assert str(foreign_folder) in caught.value.message
         assert run.memory["first"].buffer[0] == 5
-    assert {path.name for path in theirs.iterdir()} == {".range-second", "second"}
+    assert {path.name for path in foreign_folder.iterdir()} == {".range-second", "second"}
 
 
 def test_a_link_in_the_place_of_a_range_is_not_followed(folder: Path, tmp_path: Path):

@@ -117,7 +117,7 @@ def test_what_a_killed_process_has_left_on_the_disk_goes(folder: Path):
         run.memory.allocate("begun", 4).buffer[:] = b"good"
 
 
-def test_a_range_whose_making_was_killed_is_made_anew(folder: Path):
+def test_a_range_is_made_again_after_a_kill(folder: Path):
     net = Net("half")
     net.add("t", net.place("x") >> None, print)
     with net.start(1, folder=folder) as run:

@@ -28,9 +28,9 @@ def test_a_range_begins_with_the_content_that_it_is_given(folder: Path):
         given[:] = 0  # it is a copy
         with pytest.raises(PetriError, match="The content of range less has 24 bytes, and it is to hold 48"):
             run.memory.allocate("less", 12, "int32", content=given)
-        for other in (given.T, types.SimpleNamespace(dtype="int32", nbytes=24)):
+        for content in (given.T, types.SimpleNamespace(dtype="int32", nbytes=24)):
             with pytest.raises(PetriError, match="does not lie in one piece"):
-                run.memory.allocate("columns", (3, 2), "int32", content=other)
+                run.memory.allocate("columns", (3, 2), "int32", content=content)
         assert list(run.memory) == ["given"]
         run.put(arrays, created)
         marking = run.wait(HANG)
@@ -84,10 +84,10 @@ def test_a_range_that_was_given_up_while_it_was_filled_is_not_there(
 
 
 def test_a_range_of_another_run_is_not_deleted(folder: Path):
-    net, other = Net("own"), Net("other")
+    net, second_net = Net("own"), Net("other")
     net.place("x", int)
-    other.place("x", int)
-    with net.start(1, folder=folder) as run, other.start(1, folder=folder.parent / "other") as second:
+    second_net.place("x", int)
+    with net.start(1, folder=folder) as run, second_net.start(1, folder=folder.parent / "other") as second:
         created = run.memory.allocate("shared", 4)
         with pytest.raises(PetriError, match="Range shared is one of another run"):
             second.memory.delete(created)

@@ -160,8 +160,8 @@ if __name__ == "__main__":
 """)
     assert process.line() == "ready"
     # "n2" is this machine: nets of other tests would save what is lost with it (`store.sweep`).
-    for theirs in shared(tmp_path, "n2"):
-        (theirs / ".run").unlink()
+    for range_folder in shared(tmp_path, "n2"):
+        (range_folder / ".run").unlink()
     job.joined[0].popen.kill()
     seen, notices = result(process)
     assert [sorted(seen[0][0]), seen[0][1]] == [["n1", "n2"], ["made-n1", "made-n2", "single-n1"]]

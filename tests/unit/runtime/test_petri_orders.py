@@ -93,7 +93,7 @@ def test_a_token_that_is_refused_stays_the_programs(folder: Path):
         assert store.is_mapped(given.path)
 
 
-def test_a_task_may_delete_what_its_guard_has_looked_at(folder: Path):
+def test_a_task_may_delete_what_its_guard_has_read(folder: Path):
     net = deleting()
     net.transitions["delete"].guard = lambda given: given.buffer[0] == 1
     with net.start(1, folder=folder) as run:
@@ -200,7 +200,7 @@ def test_ranges_that_are_made_within_milliseconds_have_different_ages(
     assert ages == sorted(set(ages))
 
 
-def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock_of_a_look(
+def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock_of_a_reader(
     run_store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     path = _create(run_store, Description("there", 8, "net"))
@@ -292,23 +292,25 @@ def test_a_range_that_another_node_copies_can_be_deleted(
     """Its bytes come nevertheless; whether they still count the coordinator says."""
     data = bytes(range(256)) * (1 << 17)  # more than a connection takes at once
     path = fill(Description("there", len(data), "net"), data, run_store)
-    other = Store("0123", folder, 1 << 26, [], "n2")
-    other.begin()
-    servers = [RangeServer(each, "127.0.0.1", bytes(32), lambda *_: None) for each in (run_store, other)]
-    receive = other.receive
+    second_store = Store("0123", folder, 1 << 26, [], "n2")
+    second_store.begin()
+    servers = [
+        RangeServer(each, "127.0.0.1", bytes(32), lambda *_: None) for each in (run_store, second_store)
+    ]
+    receive = second_store.receive
 
     def delete_and_receive(*given: Any) -> None:
         assert not store.is_mapped(path)
         run_store.remove("there")
         receive(*given)
 
-    monkeypatch.setattr(other, "receive", delete_and_receive)
+    monkeypatch.setattr(second_store, "receive", delete_and_receive)
     try:
         assert servers[1].pull("there", 1, servers[0].where)
-        found = other.find("there")
+        found = second_store.find("there")
         assert found and found[0].read_bytes() == data and run_store.find("there") is None
     finally:
         for each in servers:
             each.close()
-        other.end()
-        other.let_go()
+        second_store.end()
+        second_store.let_go()

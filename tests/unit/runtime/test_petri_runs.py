@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_several_tokens_in_and_out(folder: Path):
+def test_a_transition_takes_and_gives_several_tokens(folder: Path):
     net = Net("several")
     a, factor = net.place("a", int, tokens=[1, 2, 3, 4]), net.place("factor", int, tokens=[10])
     sums, products = net.place("sums", int), net.place("products", int)
@@ -128,7 +128,7 @@ def test_put_waits_for_room_and_says_when_there_will_be_none(folder: Path):
 def test_a_program_takes_tokens_while_the_net_runs(folder: Path):
     net = Net("taking")
     numbers, squares = net.place("numbers", int), net.place("squares", int, capacity=2)
-    other = net.place("other", int, tokens=[7])
+    further = net.place("other", int, tokens=[7])
 
     @net.transition(numbers >> squares)
     def square(number):
@@ -143,7 +143,7 @@ def test_a_program_takes_tokens_while_the_net_runs(folder: Path):
             taken += found
         assert sorted(taken) == [each * each for each in range(50)]
         assert run.wait(HANG) == {"numbers": [], "squares": [], "other": [7]}
-        assert run.take("other") == [7] and run.take(other) == []
+        assert run.take("other") == [7] and run.take(further) == []
         with pytest.raises(PetriError, match="no such place more"):
             run.take("more")
     with net.start(folder=folder, resume=True) as run:  # what was taken does not come again
@@ -225,7 +225,7 @@ def unpicklable(value):
         (lambda x: sys.exit(3), "Transition bad failed: SystemExit: 3."),
     ],
 )
-def test_a_body_that_fails_loses_nothing_and_goes_on_when_mended(folder: Path, body, sentence: str):
+def test_a_body_that_fails_loses_nothing_and_resumes_when_fixed(folder: Path, body, sentence: str):
     def make(body) -> Net:
         net = Net("mended")
         x, y, z = net.place("x", int), net.place("y", int), net.place("z")
@@ -313,13 +313,13 @@ def test_a_run_has_one_coordinator(folder: Path):
             net.start(folder=folder)
         with pytest.raises(PetriError, match="has a coordinator already"):
             Net.resume(folder, net=net)
-        other = (
+        program = (
             "import sys; from pathlib import Path; from carme_runtime.petri.journal import Journal\n"
             "try: Journal(Path(sys.argv[1]), {'places': ['x'], 'net': 'single'}, [])\n"
             "except Exception as error: print(error.message)"
         )
         message = subprocess.run(
-            [sys.executable, "-c", other, str(folder)], env=_environment(), capture_output=True, text=True
+            [sys.executable, "-c", program, str(folder)], env=_environment(), capture_output=True, text=True
         )
         assert "has a coordinator already" in message.stdout, message
     Net.resume(folder, net=net, workers=1).close()
@@ -355,10 +355,10 @@ def test_a_net_with_other_places_is_refused(folder: Path):
     net = Net("places")
     net.add("t", net.place("x") >> None, print)
     net.start(folder=folder, workers=1).close()
-    other = Net("places")
-    other.add("t", other.place("z") >> None, print)
+    changed = Net("places")
+    changed.add("t", changed.place("z") >> None, print)
     with pytest.raises(PetriError, match="has a place x, which net places lacks"):
-        Net.resume(folder, net=other)
+        Net.resume(folder, net=changed)
 
 
 def test_a_torn_end_of_the_journal_is_left_out_and_saved(folder: Path):

@@ -56,7 +56,7 @@ def test_ranks_fill_the_nodes_evenly(
         ),
     ],
 )
-def test_no_room(wanted: dict[str, Any], words: str) -> None:
+def test_too_many_ranks_are_refused(wanted: dict[str, Any], words: str) -> None:
     with pytest.raises(CarmeRuntimeError, match=words):
         place(members(4, 2), **wanted)
 

@@ -38,11 +38,11 @@ def check(shown: list[str], printed: list[str]) -> None:
         shown = shown[:-1]
         printed = printed[: len(shown)]
     assert len(shown) == len(printed), printed
-    for ours, theirs in zip(map(form, shown), map(form, printed), strict=True):
-        if ours.endswith(LEFT_OUT):
-            assert theirs.startswith(ours.removesuffix(LEFT_OUT)), theirs
+    for line, printed_line in zip(map(form, shown), map(form, printed), strict=True):
+        if line.endswith(LEFT_OUT):
+            assert printed_line.startswith(line.removesuffix(LEFT_OUT)), printed_line
         else:
-            assert ours == theirs
+            assert line == printed_line
 
 
 def two_stages(memory: int = 1 << 30, **requested: object) -> Plan:

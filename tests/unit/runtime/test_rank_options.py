@@ -81,7 +81,7 @@ def test_a_dry_run_starts_nothing(local: Launch, script: Script, tmp_path: Path)
         ("n2\nn1\n", ["-n", "3"], ["n2", "n2", "n1"]),
     ],
 )
-def test_a_hostfile_says_where(
+def test_a_hostfile_places_the_ranks(
     job: Job, script: Script, tmp_path: Path, content: str, options: list[str], hosts: list[str]
 ) -> None:
     file = tmp_path / "hosts"
@@ -93,7 +93,9 @@ def test_a_hostfile_says_where(
 
 
 @pytest.mark.parametrize("first", ["-ngpuspernode", "-m", "-n"])
-def test_the_older_command_line_of_tarantella(job: Job, script: Script, tmp_path: Path, first: str) -> None:
+def test_the_older_command_line_of_tarantella_works(
+    job: Job, script: Script, tmp_path: Path, first: str
+) -> None:
     (tmp_path / "machines").write_text("n2\nn1\n")
     path = script("import os, sys; print(os.environ['SLURMD_NODENAME'], *sys.argv[1:])")
     options = {"-ngpuspernode": "2", "-m": str(tmp_path / "machines"), "-n": "3"}
@@ -109,7 +111,7 @@ def test_a_module_may_have_the_options_of_the_older_command_line(local: Launch, 
     assert done == (0, "[rank 0] -ngpuspernode 2 a\n", "")
 
 
-def test_todays_command_line_of_tarantella(local: Launch, script: Script) -> None:
+def test_the_present_command_line_of_tarantella_works(local: Launch, script: Script) -> None:
     names = ["A", "B", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE", "TNT_OUTPUT_ON_ALL_DEVICES"]
     path = script(f"import os, sys; print(*map(os.environ.get, {names}), *sys.argv[1:], sep='|')")
     options = ["--no-gpu", "-n", "3", "--pin-to-socket", "--output-on-all-devices", "-x", "A=1", "B=2=3"]
@@ -138,8 +140,8 @@ def test_the_log_has_the_level_that_was_requested(
     code, out, errors = local("-n", "2", *options, "--", path).wait()
     assert (code, out) == (0, "")
     for rank in range(2):
-        mine = [line for line in errors.splitlines() if line.startswith(f"[rank {rank}]")]
-        assert [line.rpartition("said ")[2] for line in mine] == levels
+        own_lines = [line for line in errors.splitlines() if line.startswith(f"[rank {rank}]")]
+        assert [line.rpartition("said ")[2] for line in own_lines] == levels
     assert ("carme-run: 2 ranks of: " in errors) == ("info" in levels)
 
 
@@ -151,7 +153,7 @@ def test_the_programs_own_log_is_not_doubled(local: Launch, script: Script) -> N
         assert local(*options, path).wait()[2].count("said once") == 1
 
 
-def test_a_level_that_is_none_is_reported(local: Launch, script: Script) -> None:
+def test_an_invalid_level_is_reported(local: Launch, script: Script) -> None:
     path = script("import carme_runtime.logs")
     _, _, errors = local("-x", "CARME_LOG_LEVEL=loud", path).wait()
     assert "CARME_LOG_LEVEL=loud is not a level. Choose from DEBUG, INFO, WARNING, ERROR." in errors
@@ -167,7 +169,7 @@ def test_the_threshold_of_fusion_reaches_all_ranks(local: Launch, script: Script
     assert sorted(out.splitlines()) == [f"[rank {rank}] {expected}" for rank in range(2)]
 
 
-def test_a_threshold_that_is_none_is_explained(local: Launch, script: Script) -> None:
+def test_an_invalid_threshold_is_explained(local: Launch, script: Script) -> None:
     path = script("from carme_runtime import fusion; fusion.threshold(5)")
     _, _, errors = local("-x", "CARME_FUSION_THRESHOLD_KB=much", path).wait()
     assert "CARME_FUSION_THRESHOLD_KB=much is not a size. Give a whole number of KiB" in errors
@@ -200,15 +202,17 @@ def executable(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("before", [[], ["--"]])
 def test_another_interpreter_runs_scripts(local: Launch, tmp_path: Path, before: list[str]) -> None:
-    other = executable(tmp_path / "other python", '#!/bin/sh\necho "$0|$*"\n')
+    interpreter = executable(tmp_path / "other python", '#!/bin/sh\necho "$0|$*"\n')
     executable(tmp_path / "train.py", "#!/bin/sh\necho itself\n")
     line = [*before, "train.py", "-n", "a b"]
-    code, out, errors = local("-n", "2", "--python-interpreter", f"'{other}' -u", *line).wait()
+    code, out, errors = local("-n", "2", "--python-interpreter", f"'{interpreter}' -u", *line).wait()
     assert (code, errors) == (0, "")
-    assert sorted(out.splitlines()) == [f"[rank {rank}] {other}|-u train.py -n a b" for rank in range(2)]
+    assert sorted(out.splitlines()) == [
+        f"[rank {rank}] {interpreter}|-u train.py -n a b" for rank in range(2)
+    ]
 
 
-def test_another_interpreter_is_looked_for_on_path(local: Launch, tmp_path: Path) -> None:
+def test_another_interpreter_is_found_on_path(local: Launch, tmp_path: Path) -> None:
     executable(tmp_path / "mypython", '#!/bin/sh\necho "mine $*"\n')
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = local("--python-interpreter=mypython", "-m", "not.here", "1", PATH=path).wait()
@@ -269,7 +273,7 @@ def test_the_nodes_of_cores_and_no_other_are_bound(monkeypatch: pytest.MonkeyPat
     assert calls[2][:2] == (0, 0) and not any(calls[2][2])  # pyright: ignore[reportArgumentType]
 
 
-def test_memory_that_cannot_be_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_bound_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: object) -> None:
         raise OSError(1, "Operation not permitted")
 
@@ -290,7 +294,7 @@ def test_without_gpus_a_dry_run_says_so(local: Launch) -> None:
     assert out.startswith("1 ranks of: ") and out.endswith(", number 0 there, no GPU\n")
 
 
-def test_a_program_whose_name_looks_like_a_variable(local: Launch, tmp_path: Path) -> None:
+def test_a_program_with_an_equals_sign_in_its_name_runs(local: Launch, tmp_path: Path) -> None:
     (tmp_path / "a=b.py").write_text("import os, sys; print(os.environ['A'], *sys.argv[1:])")
     assert local("-x", "A=1", "a=b.py", "c=d").wait() == (0, "[rank 0] 1 c=d\n", "")
 
@@ -334,7 +338,7 @@ def test_a_wrong_hostfile_is_explained(tmp_path: Path, content: str | None, word
         (["--log-folder", "/proc/none", "--", "true"], "The folder /proc/none for logs cannot be used"),
     ],
 )
-def test_options_that_cannot_be_granted(local: Launch, options: list[str], words: str) -> None:
+def test_options_that_cannot_be_granted_are_refused(local: Launch, options: list[str], words: str) -> None:
     code, out, errors = local(*options).wait()
     assert (code, out) == (2, "")
     assert words in errors and "Traceback" not in errors

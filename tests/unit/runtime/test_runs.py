@@ -97,7 +97,7 @@ def test_arguments_arrive_literally(job: Job, script: Script) -> None:
     assert [arguments for _, arguments, _ in shown(out).values()] == [given, given]
 
 
-def test_programs_and_modules(job: Job) -> None:
+def test_programs_and_modules_are_started(job: Job) -> None:
     code, out, _ = job.launch("-n", "2", "--", "sh", "-c", 'echo "$0 $RANK"', "a;b").wait()
     assert (code, sorted(out.splitlines())) == (0, ["[rank 0] a;b 0", "[rank 1] a;b 1"])
     code, out, _ = job.launch("--nodes", "1", "-m", "calendar", "--help").wait()
@@ -118,13 +118,13 @@ def test_gpus_decide_how_many_ranks(make_job: Callable[..., Job], script: Script
     )
 
 
-def test_more_nodes_than_the_job_has(job: Job, script: Script) -> None:
+def test_more_nodes_than_the_job_has_are_refused(job: Job, script: Script) -> None:
     code, _, errors = job.launch("--nodes", "3", script(SHOW)).wait()
     assert code == 2
     assert "--nodes 3 was requested, but the job has 2. Use --nodes 2 or less" in errors
 
 
-def test_standard_error_and_input(job: Job, script: Script) -> None:
+def test_ranks_have_standard_error_and_an_empty_input(job: Job, script: Script) -> None:
     text = "import sys; print(repr(sys.stdin.read())); print('wrong', file=sys.stderr)"
     code, out, errors = job.launch("--nodes", "1", script(text)).wait()
     assert (code, out, errors) == (0, "[rank 0] ''\n", "[rank 0] wrong\n")
@@ -232,7 +232,7 @@ def test_a_killed_launcher_leaves_no_ranks(job: Job, script: Script, witness: Wi
     assert witness.all_gone()
 
 
-def test_nobody_reads_the_output_any_more(job: Job, script: Script, witness: Witness) -> None:
+def test_a_run_ends_when_nobody_reads_its_output(job: Job, script: Script, witness: Witness) -> None:
     text = MEET + "witness.recv(2)\nwhile True: print('x' * 1000)"
     run = job.launch(script(text), environment=witness.environment)
     witness.expect(2)
@@ -243,7 +243,9 @@ def test_nobody_reads_the_output_any_more(job: Job, script: Script, witness: Wit
     assert witness.all_gone()
 
 
-def test_a_huge_line_and_a_reader_that_is_late(job: Job, script: Script, witness: Witness) -> None:
+def test_a_huge_line_waits_for_its_reader_in_little_memory(
+    job: Job, script: Script, witness: Witness
+) -> None:
     write = "sys.stdout.write('x' * 2**20)"
     text = MEET + f"{write}; witness.sendall(b'r')\nfor _ in range(39): {write}"
     run = job.launch("--nodes", "1", script(text), environment=witness.environment)

@@ -208,7 +208,7 @@ def test_ranks_that_share_a_node_add_up_zeros_too() -> None:
         assert simulate(sparse(0.25), 2 * each, 64, machine).communication == pytest.approx(expected)
 
 
-def test_sums_of_which_more_than_three_quarters_are_filled_travel_as_they_are() -> None:
+def test_sums_that_are_mostly_filled_travel_uncompressed() -> None:
     """Of three ranks' 0.4, 0.78 is filled; of two ranks' 0.4, 0.64."""
     links = Links(((0, 0.0), (MIB, 10_000.0)), "measured")
     full, machine = small(), Machine(links)
@@ -219,7 +219,7 @@ def test_sums_of_which_more_than_three_quarters_are_filled_travel_as_they_are() 
     assert simulate(sparse(0.6), 4, 64, pair) == simulate(full, 4, 64, pair)
 
 
-def test_the_way_to_reduce_is_chosen_before_zeros_are_looked_for() -> None:
+def test_the_reduction_is_chosen_before_zeros_are_searched() -> None:
     links = Links(((0, 25.0), (16 << 10, 38.0), (MIB, 870.0)), "the core's")
     assert best(links, 8, MIB)[0] == "halving" and best(links, 8, MIB / 1024)[0] == "direct"
     part = allreduce_ms(Machine(links), 8, MIB, 1 / 1024)[0]
@@ -305,7 +305,7 @@ def test_the_simulation_itself_is_unsure_as_soon_as_ranks_communicate() -> None:
     assert (paired.high - paired.low) / paired.step.ms > 0.15
 
 
-def test_what_would_move_the_limit() -> None:
+def test_remedies_that_move_the_limit_are_named() -> None:
     prediction = predict(small(), Machine(parse_network("1 Gbit/s, 20 us")), upto=16)
     changes = [remedy.change for remedy in prediction.remedies]
     assert "bf16 on the wire" in changes and "a network four times as fast" in changes
@@ -314,7 +314,7 @@ def test_what_would_move_the_limit() -> None:
     assert "staged data, or more workers that load it" in [remedy.change for remedy in starved.remedies]
 
 
-def test_what_would_move_the_limit_of_memory() -> None:
+def test_remedies_that_move_the_limit_of_memory_are_named() -> None:
     """A larger batch is no remedy where a rank has no memory for it. What does not run is not faster."""
     roomy, tight = (small(memory=Memory(100, 10, 100 + count * 10)) for count in (128, 64))
     assert [remedy.change for remedy in predict(roomy, upto=1).remedies] == ["a batch of 128 instead of 64"]
@@ -387,7 +387,7 @@ def test_changes_take_limits_away() -> None:
         ("200 Gbps, 1.5 µs", 200e9, 1.5),
     ],
 )
-def test_descriptions_of_networks(text: str, rate: float, latency: float) -> None:
+def test_descriptions_of_networks_are_parsed(text: str, rate: float, latency: float) -> None:
     links = parse_network(text)
     assert links.milliseconds(0) * 1000 == pytest.approx(latency)
     assert (links.milliseconds(8 * MIB) - links.milliseconds(0)) / 1000 == pytest.approx(8 * MIB * 8 / rate)
@@ -397,7 +397,7 @@ def test_descriptions_of_networks(text: str, rate: float, latency: float) -> Non
 @pytest.mark.parametrize(
     "text", ["", "fast", "10", "0 Gbit/s", "10 Gbit/s, fast", "10 Gbit/s, 2 us, 3", "2 us"]
 )
-def test_a_network_that_cannot_be_read(text: str) -> None:
+def test_a_network_that_cannot_be_parsed_is_refused(text: str) -> None:
     with pytest.raises(ScalingError, match=re.escape(f"The network '{text}' cannot be read. Write")):
         parse_network(text)
 
@@ -454,13 +454,13 @@ def test_a_result_holds_what_is_predicted_for_nodes_and_gpus(tmp_path: Path) -> 
 def test_a_result_is_saved_for_another_network_and_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, other = tmp_path / "scale.json", tmp_path / "slow.json"
+    file, saved = tmp_path / "scale.json", tmp_path / "slow.json"
     scaling.save(small(), file)
     network = ["--network", "100 Mbit/s, 20 us", "--batch", "32"]
-    assert main([str(file), *network, "--save", str(other)]) == 0
-    changed = scaling.load(other)
+    assert main([str(file), *network, "--save", str(saved)]) == 0
+    changed = scaling.load(saved)
     assert changed.batch == 32 and changed.links.source == "given: 100 Mbit/s, 20 us"
-    assert json.loads(other.read_text())["curve"]["batch"] == 32
+    assert json.loads(saved.read_text())["curve"]["batch"] == 32
     assert scaling.load(file) == small()
     capsys.readouterr()
     assert main([str(file), "--save", str(tmp_path / "gone" / "x.json")]) == 1
@@ -508,7 +508,7 @@ def _changed(change: Callable[[dict], object]) -> str:
         (_changed(lambda c: c.update(more=1)), "holds a damaged result"),
     ],
 )
-def test_results_that_cannot_be_used(
+def test_a_result_that_cannot_be_used_is_refused(
     tmp_path: Path, text: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "scale.json"
@@ -546,7 +546,7 @@ def test_the_command_shows_a_table_json_and_a_curve(
         assert capsys.readouterr().err.startswith("carme_runtime.scaling: ")
 
 
-def test_the_most_ranks_with_an_efficiency_that_one_chooses(
+def test_the_most_ranks_follow_the_chosen_efficiency(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "scale.json"

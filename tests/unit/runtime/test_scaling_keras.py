@@ -16,7 +16,7 @@ from carme_runtime.scaling.own_loops import OwnLoop
 from patience import HANG
 
 
-def test_the_parts_of_a_step_that_is_seen_whole() -> None:
+def test_a_whole_step_is_divided_into_its_parts() -> None:
     forward, backward = sampling.split_whole(9.0)
     assert (forward, backward) == (3.0, 6.0)
     assert sampling.split_whole(9.0, 4.0) == (4.0, 5.0)

@@ -51,41 +51,46 @@ class Screen:
     """A terminal with a shell of the job in it."""
 
     def __init__(self, process_arguments: list[str]) -> None:
-        self._mine, its = pty.openpty()
+        self._terminal, shell_end = pty.openpty()
         self.resize(30, 100)
-        self.before = termios.tcgetattr(its)
+        self.before = termios.tcgetattr(shell_end)
         self.process = subprocess.Popen(
-            process_arguments, stdin=its, stdout=its, stderr=its, env=environment(), start_new_session=True
+            process_arguments,
+            stdin=shell_end,
+            stdout=shell_end,
+            stderr=shell_end,
+            env=environment(),
+            start_new_session=True,
         )
-        self._its = its
+        self._shell_end = shell_end
         self.text = ""
 
     def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self._mine, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def type(self, text: str) -> None:
-        os.write(self._mine, text.encode())
+        os.write(self._terminal, text.encode())
 
     def wait_for(self, pattern: str) -> "re.Match[str]":
         """Wait until the screen shows `pattern`; what was shown until there is forgotten."""
         end = time.monotonic() + PATIENCE
         while not (found := re.search(pattern, self.text)):
-            assert select.select([self._mine], [], [], max(0, end - time.monotonic()))[0], self.text
-            self.text += os.read(self._mine, 65536).decode(errors="replace")
+            assert select.select([self._terminal], [], [], max(0, end - time.monotonic()))[0], self.text
+            self.text += os.read(self._terminal, 65536).decode(errors="replace")
         self.text = self.text[found.end() :]
         return found
 
     def ended(self) -> int:
         """The exit code; the terminal is as it was."""
         code = self.process.wait(PATIENCE)
-        assert termios.tcgetattr(self._its) == self.before
+        assert termios.tcgetattr(self._shell_end) == self.before
         return code
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        os.close(self._its)
-        os.close(self._mine)
+        os.close(self._shell_end)
+        os.close(self._terminal)
 
 
 @pytest.fixture
@@ -102,7 +107,7 @@ def screen(job: Job) -> Iterator[Callable[..., Screen]]:
         each.close()
 
 
-def test_a_login_shell_in_the_jobs_environment(job: Job, screen: Callable[..., Screen]) -> None:
+def test_a_login_shell_has_the_jobs_environment(job: Job, screen: Callable[..., Screen]) -> None:
     shell = screen()
     shell.wait_for(r"[$#] $")
     shell.type("echo $((6*7)) $TERM $TOKEN/$HERE/$CARME_AGENT; shopt login_shell; stty size\n")
@@ -114,7 +119,7 @@ def test_a_login_shell_in_the_jobs_environment(job: Job, screen: Callable[..., S
     job.first.wait_for_error("a client at 127.0.0.1 was let in")
 
 
-def test_keys_that_mean_something(screen: Callable[..., Screen]) -> None:
+def test_control_keys_reach_the_program(screen: Callable[..., Screen]) -> None:
     shell = screen()
     busy = "sh -c 'echo go''ing; exec sleep 600'\n"  # its output shows that it reads keys, not the shell
     shell.type(busy)
@@ -142,7 +147,7 @@ def test_the_size_of_the_terminal_follows(screen: Callable[..., Screen]) -> None
     shell.wait_for("41 123")
 
 
-def test_a_shell_on_another_node(job: Job, screen: Callable[..., Screen]) -> None:
+def test_a_shell_opens_on_another_node(job: Job, screen: Callable[..., Screen]) -> None:
     shell = screen(node=1)
     shell.type("echo on $SLURMD_NODENAME at $CARME_AGENT; exit\n")
     shell.wait_for(rf"\non n2 at {job.socket(1)}")
@@ -173,7 +178,7 @@ def test_pipes_keep_the_streams_apart(job: Job) -> None:
     assert run(job, data=b"echo from a login shell $0\n").stdout == b"from a login shell bash\n"
 
 
-def test_how_commands_end(job: Job) -> None:
+def test_commands_end_with_the_exit_codes_of_a_shell(job: Job) -> None:
     assert run(job, "sh", "-c", "kill -9 $$").returncode == 137
     missing = run(job, "no-such-program", "x")
     assert (missing.returncode, missing.stderr) == (127, b"no-such-program: No such file or directory\n")
@@ -181,11 +186,11 @@ def test_how_commands_end(job: Job) -> None:
     assert run(job, "printf", "%s|", "a b", "$(id)", "*").stdout == b"a b|$(id)|*|"
 
 
-def test_a_command_that_does_not_read_its_input(job: Job) -> None:
+def test_a_command_that_does_not_read_its_input_ends(job: Job) -> None:
     assert run(job, "true", data=b"x" * 2**22).returncode == 0
 
 
-def test_a_reader_that_goes_away(job: Job, witness: Witness) -> None:
+def test_a_reader_that_goes_away_ends_the_command(job: Job, witness: Witness) -> None:
     text = f"{MEET}\nwhile True: print('x' * 1000)"
     there = [sys.executable, "-c", text]
     process = subprocess.Popen(
@@ -281,7 +286,7 @@ def copied(job: Job, folder: Path, **instead: str) -> Path:
         ({"pem": make_certificate()}, "no TLS with this job's certificate"),
     ],
 )
-def test_who_lacks_the_key_or_the_certificate_is_refused_and_logged(
+def test_a_client_without_key_or_certificate_is_refused_and_logged(
     make_job: MakeJob, tmp_path: Path, instead: dict[str, str], logged: str
 ) -> None:
     job = make_job("n1")
@@ -294,7 +299,7 @@ def test_who_lacks_the_key_or_the_certificate_is_refused_and_logged(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_cannot_read_the_way_in(job: Job) -> None:
+def test_another_user_cannot_read_the_agents_address_and_key(job: Job) -> None:
     done = subprocess.run(
         [
             *[sys.executable, "-c"],

@@ -171,9 +171,9 @@ def test_what_is_wrong_is_reported_before_anything_starts(
     assert "Traceback" not in errors
 
 
-def test_a_script_that_may_not_be_read() -> None:
-    # Root may read everything; and the tests' own Python may lie where only root can look.
-    other = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+def test_a_script_that_may_not_be_read_is_reported() -> None:
+    # Root may read everything; and the tests' own Python may be where only root can read.
+    unprivileged = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         script = Path(folder) / "train.py"
@@ -185,7 +185,7 @@ def test_a_script_that_may_not_be_read() -> None:
             capture_output=True,
             text=True,
             check=False,
-            **other,
+            **unprivileged,
         )
     assert ended.returncode == 2
     assert "may not be read by you" in ended.stderr
@@ -226,7 +226,7 @@ def test_output_that_cannot_be_written_is_reported() -> None:
     assert done.stderr == "carme-run: The output cannot be written: No space left on device.\n"
 
 
-def test_odd_folders_and_arguments(tmp_path: Path) -> None:
+def test_unusual_folders_and_arguments_are_passed_on(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("import os, sys; print(os.fsencode(sys.argv[1]), os.getcwdb())")
     run = f"{sys.executable} -m carme_runtime.launcher.command"
     line = f"mkdir $'caf\\xe9' gone; cd $'caf\\xe9'; {run} ../x.py $'\\xe9'; cd ../gone; rmdir ../gone"
@@ -246,7 +246,7 @@ def test_odd_folders_and_arguments(tmp_path: Path) -> None:
     )
 
 
-def test_an_agent_that_is_gone(local: Launch, tmp_path: Path) -> None:
+def test_a_missing_agent_is_reported(local: Launch, tmp_path: Path) -> None:
     code, _, errors = local("--", "true", CARME_AGENT=str(tmp_path / "agent.sock")).wait()
     assert code == 2
     assert "The job's agent does not answer at" in errors
@@ -260,5 +260,5 @@ def test_help_names_every_way_to_start(local: Launch) -> None:
         assert words in out
 
 
-def test_the_public_names() -> None:
+def test_the_package_exports_its_public_names() -> None:
     assert carme_runtime.__all__ == ["CarmeRuntimeError", "__version__", "memory"]

@@ -69,7 +69,7 @@ class Site:
         config.DummyAuthenticator.allow_all = True
         CarmeHub.clear_instance()
         self.hub = CarmeHub.instance(config=config)
-        # Who ends the tests by a signal ends them: the hub would go on in their process and fail one of them.
+        # A signal must end the tests: otherwise the hub would handle it in their process and fail a test.
         self.hub.init_signal = lambda: None
         await self.hub.initialize([])
         await self.hub.start()
@@ -151,7 +151,7 @@ class Site:
         response = await self.api("POST", f"users/{user}/servers/{name}", json=options)
         if response.status_code == 202:
             await eventually(lambda: len(self.broker.requests) > before, "the job is submitted")
-            # What a hub that is ended before the broker has answered does is for the tests that ask for it.
+            # Only tests of that end a hub before the broker has answered.
             if self.broker.answering.is_set():
                 await eventually(lambda: self.knows_job(name, user), "the hub knows the number of the job")
         return response
@@ -185,13 +185,13 @@ class Site:
         model = (await self.api("GET", f"users/{user}")).json()
         return model["servers"].get(name)
 
-    async def events(self, heard: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    async def events(self, received: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
         """All progress events of ada's session s1 until its start has succeeded or failed.
 
         Args:
-            heard: Gets each as it comes.
+            received: Gets each event as it comes.
         """
-        found = [] if heard is None else heard
+        found = [] if received is None else received
         url = f"{self.settings.hub.listen}{self.settings.hub.base_path}hub/api/users/ada/servers/s1/progress"
         headers = {"Authorization": f"token {TOKEN}"}
         async with (

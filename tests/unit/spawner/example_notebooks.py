@@ -19,7 +19,7 @@ def write_example(path: Path, source: list[str] | str = TEXT) -> None:
 
 
 def write_examples(folder: Path) -> Path:
-    """Make an image's folder of examples: one notebook, and what is none."""
+    """Make an image's folder of examples: one notebook, and a file that is not a notebook."""
     folder.mkdir()
     write_example(folder / "1-first.ipynb")
     (folder / "2-broken.ipynb").write_text("{")

@@ -138,12 +138,12 @@ class LocalSlurm:
         self.finish(int(job), JobState.CANCELLED)
 
     async def close_lost(self) -> None:
-        """There is no accounting whose records lack an end."""
+        """Do nothing: this Slurm has no accounting."""
 
     # -- what a test does
 
     def change(self, job_id: int, **values: Any) -> None:
-        """A job is another from now on."""
+        """Change the values of a job."""
         self.jobs[job_id] = self.jobs[job_id].model_copy(update=values)
         self._version += 1
 
@@ -247,7 +247,7 @@ class LocalBroker:
             self._open = opened.pop_all()
 
     async def close(self) -> None:
-        """Go away as a broker does that is being restarted; nothing where it is away."""
+        """Close as a broker does that is being restarted; do nothing if it is closed."""
         await self._open.aclose()
 
     async def _end_run(self) -> None:
@@ -258,7 +258,7 @@ class LocalBroker:
                 await running
 
     async def answer(self, peer: Peer, line: bytes) -> Any:
-        """As the broker's, past what a test has go wrong."""
+        """Handle a request as the broker does, unless the test makes it fail."""
         request = protocol.request_adapter.validate_json(line)
         if self.refuse and isinstance(request, protocol.Submit | protocol.Extend):
             raise self.refuse
@@ -295,7 +295,7 @@ class LocalBroker:
         if self._running is None:
             return
         watch = self._broker._watch
-        wanted = watch._polls + 1  # one that is under way may have read the queue already
+        wanted = watch._polls + 1  # a poll that is under way may have read the queue already
         watch.poll_soon()
         async with asyncio.timeout(HANG), watch._polled:
             await watch._polled.wait_for(lambda: watch._finished >= wanted)
@@ -309,17 +309,17 @@ class LocalBroker:
         return (self.folder(job_id) / log_name(None)).read_text()
 
     async def change(self, job_id: int, **values: Any) -> None:
-        """A job is another from now on, which the broker has seen."""
+        """Change the values of a job, and wait until the broker has read that."""
         self.slurm.change(job_id, **values)
         await self.refreshed()
 
     async def finish(self, job_id: int, state: JobState) -> None:
-        """A job ends, which the broker has seen."""
+        """End a job, and wait until the broker has read that."""
         self.slurm.finish(job_id, state)
         await self.refreshed()
 
     async def run(self, job_id: int, command: list[str]) -> None:
-        """A job that waits begins, which the broker has seen."""
+        """Let a job that waits begin, and wait until the broker has read that."""
         await self.slurm.run(job_id, command)
         await self.refreshed()
 

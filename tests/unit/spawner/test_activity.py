@@ -44,7 +44,7 @@ def with_policy(site: Site, **rules: Any) -> None:
     own(site).settings = site.settings.model_copy(update={"sessions": changed})
 
 
-async def test_the_broker_hears_of_each_step(running: Site) -> None:
+async def test_the_broker_is_notified_of_each_step(running: Site) -> None:
     await eventually(
         lambda: running.broker.session(100).state is SessionState.READY, "the broker knows that it is ready"
     )
@@ -58,7 +58,7 @@ async def test_the_broker_hears_of_each_step(running: Site) -> None:
     await eventually(lambda: running.broker.session(100).at(Step.FIRST_PAGE), "the first page is noted")
 
 
-async def test_a_server_hears_when_it_ends(running: Site) -> None:
+async def test_a_server_gets_the_time_of_its_end(running: Site) -> None:
     with_policy(running, idle_minutes=30, extend=False)
     answer = (await running.report(100, "activity", json=activity())).json()
     started = running.broker.jobs[100].started
@@ -217,14 +217,14 @@ async def test_a_report_says_that_a_server_is_there_again(running: Site) -> None
     await eventually(lambda: running.broker.session(100).state is SessionState.READY, "the broker knows")
 
 
-async def test_only_silent_servers_are_looked_for(running: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_silent_servers_are_queried(running: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert running.hub
     assert list(running.hub.orphan_cleanup.silent()) == []
     monkeypatch.setattr(orphan_cleanup, "SILENCE", -1.0)
     assert list(running.hub.orphan_cleanup.silent()) == [own(running)]
 
 
-async def test_a_suspended_server_is_not_looked_for_until_it_goes_on(
+async def test_a_suspended_server_is_not_queried_until_it_resumes(
     running: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert running.hub
@@ -261,7 +261,7 @@ async def test_a_server_that_is_there_again_after_a_restart_of_the_hub_is_found(
     await eventually(lambda: running.broker.session(100).state is SessionState.READY, "the broker knows")
 
 
-async def test_a_job_that_ends_while_its_server_waits_to_be_looked_for_ends_no_watch(
+async def test_a_job_that_ends_while_its_server_is_queried_ends_no_watch(
     running: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert running.hub

@@ -358,8 +358,8 @@ async def more_than_an_hour_of_silence_ends_nothing(browser: Browser) -> None:
             hours.write(struct.pack("q", HOUR + 60))
         # Its timers are due when the server wakes, and what they begin when it wakes the next time.
         for _ in range(3):
-            async with browser.ask("GET", "/x") as other:
-                assert other.status == 200
+            async with browser.ask("GET", "/x") as short_reply:
+                assert short_reply.status == 200
         await channel.send_str("still here")
         assert await channel.receive_str(timeout=HANG) == "still here"
     assert not Echo.gone.is_set()

@@ -159,5 +159,5 @@ def test_a_servers_name_holds_its_address(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["localhost", "n1.k.session.invalid", "1-2.k.session.invalid", "10.77.0.3"])
-def test_other_names_hold_none(name: str) -> None:
+def test_other_names_hold_no_address(name: str) -> None:
     assert address_in(name) is None

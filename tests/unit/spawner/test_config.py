@@ -84,7 +84,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monk
     assert str(caught.value.code).startswith("carme-hub: ") and str(missing) in str(caught.value.code)
 
 
-def test_public_names() -> None:
+def test_the_package_exports_its_public_names() -> None:
     assert carme_spawner.__all__ == ["CarmeHub", "CarmeSpawner"]
     for name in carme_spawner.__all__:
         assert getattr(carme_spawner, name)

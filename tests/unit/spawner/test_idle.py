@@ -46,7 +46,7 @@ def test_use_after_the_warning_saves_it() -> None:
 
 
 @pytest.mark.parametrize("kind", range(4))
-def test_whatever_is_busy_keeps_it(kind: int) -> None:
+def test_any_activity_keeps_a_session(kind: int) -> None:
     watch = IdleWatch()
     for minute in range(120):
         now = START + 60 * minute

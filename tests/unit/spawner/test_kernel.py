@@ -31,16 +31,18 @@ def run(client: BlockingKernelClient, code: str) -> str:
     """What a cell prints."""
     printed: list[str] = []
 
-    def heard(message: dict) -> None:
+    def collect(message: dict) -> None:
         if message["msg_type"] == "stream":
             printed.append(message["content"]["text"])
 
-    reply = client.execute_interactive(code, output_hook=heard, timeout=HANG)
+    reply = client.execute_interactive(code, output_hook=collect, timeout=HANG)
     assert reply["content"]["status"] == "ok", reply["content"]
     return "".join(printed)
 
 
-def test_a_kernel_has_no_port_and_still_hears_forked_processes(kernel: KernelManager, tmp_path: Path) -> None:
+def test_a_kernel_without_ports_prints_output_of_forked_processes(
+    kernel: KernelManager, tmp_path: Path
+) -> None:
     client = kernel.blocking_client()
     client.start_channels()
     client.wait_for_ready(timeout=HANG)

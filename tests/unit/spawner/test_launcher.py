@@ -79,7 +79,7 @@ def test_an_app_that_accepts_nothing_hangs_nobody(tmp_path: Path) -> None:
     assert not listens(path)
 
 
-def test_a_copy_of_ones_own_stays(folder: Path, tmp_path: Path) -> None:
+def test_an_edited_copy_of_an_example_stays(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "home"
     place.mkdir()
     assert home.copy_example("1-first", place, folder) == "examples/1-first.ipynb"

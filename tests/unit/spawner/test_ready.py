@@ -60,7 +60,7 @@ async def test_a_server_that_is_ahead_of_the_broker_has_to_try_again(site: Site)
     assert response.status_code == 204
 
 
-async def test_a_server_that_is_ahead_of_the_news_of_its_job_has_to_try_again(site: Site) -> None:
+async def test_a_server_that_reports_before_the_hub_knows_its_job_has_to_try_again(site: Site) -> None:
     site.broker.command = None
     await site.start()
     await eventually(lambda: spawner(site).job_id, "the hub knows the job")
@@ -162,5 +162,5 @@ async def test_a_stolen_token_is_worth_nothing_without_the_servers_certificate(w
         ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
     ],
 )
-def test_node_lists(short: str, names: list[str]) -> None:
+def test_node_lists_are_expanded(short: str, names: list[str]) -> None:
     assert node_names(short) == names

@@ -127,7 +127,7 @@ async def test_the_next_hub_finds_a_job_whose_submission_it_did_not_see(site: Si
     assert list(site.broker.jobs) == [100] and site.broker.cancelled == []
 
 
-async def test_a_job_that_appears_after_the_hub_looked_for_it_gets_no_key_and_ends(
+async def test_a_job_that_appears_after_the_hub_searched_for_it_gets_no_key_and_ends(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.broker.command = None
@@ -140,7 +140,7 @@ async def test_a_job_that_appears_after_the_hub_looked_for_it_gets_no_key_and_en
     await site.up()
     assert await site.server() is None
     assert (await site.api("GET", "user", token=site.token(100))).status_code == 403
-    # Nor does it go on for nobody.
+    # Its job does not go on without a session.
     assert site.hub
     await eventually(site.hub.orphan_cleanup.strays, "the hub notices it")
     monkeypatch.setattr(orphan_cleanup, "STRAY", 0.0)
@@ -235,12 +235,12 @@ async def test_a_session_whose_number_is_another_jobs_ends_and_leaves_that_alone
     assert {session for _, session in site.broker.meant} == {"s1"}
 
 
-@pytest.mark.parametrize("heard", ["before", "after"])
-async def test_a_session_that_slurm_put_back_into_the_queue_ends(site: Site, heard: str) -> None:
+@pytest.mark.parametrize("report", ["before", "after"])
+async def test_a_session_that_slurm_put_back_into_the_queue_ends(site: Site, report: str) -> None:
     site.broker.hearing.clear()
     await site.start()
     await eventually(site.is_ready, "the server is ready")
-    if heard == "before":
+    if report == "before":
         site.broker.hearing.set()
         await eventually(
             lambda: site.broker.session(100).state is SessionState.READY, "the broker has heard of it"
@@ -277,7 +277,7 @@ async def test_a_note_that_ends_with_the_hub_is_reported_by_the_next(site: Site)
     await eventually(lambda: site.broker.session(100).state is SessionState.READY, "the broker knows")
 
 
-async def test_a_broker_that_comes_back_before_it_has_looked_at_slurm_loses_no_start(site: Site) -> None:
+async def test_a_broker_that_answers_before_its_first_poll_loses_no_start(site: Site) -> None:
     site.broker.dies = "after"
     site.broker.blind = 2
     assert (await site.start()).status_code in (201, 202)

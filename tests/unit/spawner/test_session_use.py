@@ -33,7 +33,7 @@ def nvmlDeviceGetUtilizationRates(handle):
 """
 
 
-async def test_reports_go_on_when_one_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reports_continue_when_one_reading_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Activity, "refresh", Mock(side_effect=RuntimeError("a kernel is being started")))
     hub = Mock(post=AsyncMock(return_value={"ends": None}))
     reports = TimeLeft(hub, Mock())
@@ -89,7 +89,7 @@ def test_a_program_that_computes_counts_and_one_that_waits_does_not(
     assert processes.busy() is False
     burning = start(shell, sys.executable, "-c", BURN)
     while burning.cpu_times().user < 0.5:
-        time.sleep(0.02)  # its processor time is not to be ours
+        time.sleep(0.02)  # its processor time must not count as the session's
     clock[0] += 1
     assert processes.busy() is True
 

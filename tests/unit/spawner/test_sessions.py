@@ -158,12 +158,12 @@ async def test_a_queued_session_says_so_and_can_be_given_up(site: Site) -> None:
     await site.start("s0", "bob")
     response = await site.start()
     assert response.status_code == 202
-    heard: list[dict[str, Any]] = []
-    reading = asyncio.create_task(site.events(heard))
+    received: list[dict[str, Any]] = []
+    reading = asyncio.create_task(site.events(received))
     server = await site.server()
     assert server and server["pending"] == "spawn"
     await eventually(
-        lambda: any("waits for" in event["message"] for event in heard), "the page says that it waits"
+        lambda: any("waits for" in event["message"] for event in received), "the page says that it waits"
     )
     assert (await site.api("DELETE", "users/ada/servers/s1")).status_code in (202, 204)
     await eventually(lambda: site.broker.cancelled == [101], "the job is cancelled")
@@ -254,7 +254,7 @@ async def test_the_portal_signs_users_out_of_the_hub(site: Site) -> None:
     assert (await site.api("DELETE", "carme/logins/nobody")).status_code == 404
 
 
-async def test_who_signs_in_after_signing_out_stays_signed_in(site: Site) -> None:
+async def test_a_user_who_signs_in_after_signing_out_stays_signed_in(site: Site) -> None:
     site.broker.command = None
     await site.start()
     ada = user(site)

@@ -35,7 +35,7 @@ async def test_a_users_own_settings_take_no_page_away(site: Site) -> None:
     folder = site.broker.socket.parent / ".jupyter"
     folder.mkdir()
     needed = ("jupyterlab", "jupyter_server_terminals", "jupyterhub.singleuser.extension")
-    # The last is none of the needed ones: images do without it.
+    # `jupyter_lsp` is optional: images do without it.
     off = dict.fromkeys((*needed, "jupyter_lsp"), False)
     lines = [f"c.ServerApp.jpserver_extensions = {off}", "c.ServerApp.sock = 'x.sock'"]
     (folder / "jupyter_server_config.py").write_text("\n".join(lines))
@@ -47,7 +47,7 @@ async def test_a_users_own_settings_take_no_page_away(site: Site) -> None:
     token = site.token(100)
     assert (await site.visit("/lab", token))[0] == 200
     assert (await site.visit("/api/terminals", token, post={}))[0] == 200
-    # What JupyterLab's pages ask for is answered also where there is nothing, or something broken.
+    # Requests of JupyterLab's pages are answered even if an extension is missing or a file is broken.
     assert await site.visit("/lsp/status", token) == (200, b'{"version": 2, "sessions": {}, "specs": {}}')
     (folder / "lab/workspaces").mkdir(parents=True)
     for name, text in (("cut", ""), ("other", "{}"), ("whole", '{"data": {}, "metadata": {"id": "w"}}')):
@@ -81,7 +81,7 @@ main()
 """
 
 
-async def test_its_end_waits_until_open_pages_have_saved(site: Site) -> None:
+async def test_the_servers_end_waits_until_open_pages_have_saved(site: Site) -> None:
     site.broker.command = [sys.executable, "-c", PATIENT, "--allow-root"]
     await site.start()
     await eventually(site.is_ready, "JupyterLab is ready")
@@ -161,7 +161,7 @@ async def test_the_hubs_refusal_of_more_time_is_its_sentence(site: Site, hub: Hu
         await hub.post("extend", {"minutes": -5})
 
 
-def test_it_needs_nothing_of_the_hubs_host_and_says_what_it_is_for(tmp_path: Path) -> None:
+def test_the_server_imports_nothing_of_the_hub_and_explains_itself(tmp_path: Path) -> None:
     code = (
         "import sys, carme_spawner.singleuser as server\n"
         "from carme_spawner.singleuser import imports\n"

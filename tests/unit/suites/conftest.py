@@ -36,7 +36,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def wait_until(holds: Callable[[], object]) -> None:
-    """Wait for what must come, at most HANG."""
+    """Wait until a condition holds, at most HANG seconds."""
     until = time.monotonic() + HANG
     while not holds():
         assert time.monotonic() < until, "it did not come"
@@ -44,7 +44,7 @@ def wait_until(holds: Callable[[], object]) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether this process runs no more; one for whose end nobody has waited yet does not either."""
+    """Whether this process has ended; so has one that its parent has not waited for yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -66,7 +66,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def variables(tmp_path: Path) -> dict[str, str]:
-    """The environment of the command: a cache with what is in ours, so that nothing is installed."""
+    """The environment of the command: a cache with links to this one's entries, so nothing is installed."""
     cache = tmp_path / "cache/carme"
     environment = cache / tests_environment().name
     environment.mkdir(parents=True)
@@ -78,18 +78,18 @@ def variables(tmp_path: Path) -> dict[str, str]:
         for entry in debian.CACHE.iterdir():
             if not (cache / entry.name).exists():
                 (cache / entry.name).symlink_to(entry)
-    ours = {"CARME_BESIDE", "CARME_RESULTS"}
-    others = {name: value for name, value in os.environ.items() if name not in ours}
-    # What a preparation could not have before us is left out, not tried again by each command.
+    outer = {"CARME_BESIDE", "CARME_RESULTS"}
+    inherited = {name: value for name, value in os.environ.items() if name not in outer}
+    # What an earlier preparation could not install is left out, and not tried again by each command.
     without_apt = tmp_path / "without-apt"
     without_apt.mkdir()
     (without_apt / "apt-get").write_text("#!/bin/sh\nexit 1\n")
     (without_apt / "apt-get").chmod(0o755)
     # Most of the time that pytest takes here is that of plugins that these tests do not use.
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin -p pytest_timeout"}
-    # Half of what is left would be that of further processes, which the test of a signal has.
+    # Further processes would take half of the rest; only the test of a signal uses them.
     own = {"CARME_PROCESSES": "0", "XDG_CACHE_HOME": str(cache.parent)}
-    return others | plugins | own | {"PATH": f"{without_apt}:{others['PATH']}"}
+    return inherited | plugins | own | {"PATH": f"{without_apt}:{inherited['PATH']}"}
 
 
 @pytest.fixture

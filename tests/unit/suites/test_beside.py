@@ -129,7 +129,7 @@ def test_suites_run_beside_the_cluster_and_are_reported_together(command: Comman
     # The hosts came up once, with Prometheus; the suite of attacks found that they had not been made.
     calls = (suites / "demo-calls").read_text().splitlines()
     assert calls == ["up --no-run --monitoring"] * 2
-    # What ran beside is shown after what it ran beside.
+    # Suites beside the cluster are shown after the cluster's suites.
     headings = [line[3:].split(" (")[0] for line in done.stdout.splitlines() if line.startswith("== ")]
     assert headings.index("cluster") < headings.index("browser") < headings.index("unit")
 
@@ -176,12 +176,12 @@ def test_with_attacks_made_already_the_demo_is_not_brought_up_again(command: Com
 
 
 def test_further_signals_hold_up_no_end(suites: Path, variables: dict[str, str]) -> None:
-    """Hosts and suites beside end at the same time, however often somebody interrupts."""
+    """Hosts and suites beside them end at the same time, however often a signal interrupts."""
     (suites / "demo").write_text(WAITING_DEMO.format(top=suites))
     (suites / "tests/unit/test_first.py").write_text(WAITING_TEST.format(top=str(suites)))
     pids = suites / "pid"
     with (suites / "printed").open("wb") as printed:
-        # A shell lets what it starts behind itself ignore that signal.
+        # Programs that a shell starts in the background ignore that signal.
         command = ["env", "--default-signal=INT", suites / "test", "unit", "cluster"]
         process = subprocess.Popen(command, env=variables, stdout=printed, stderr=printed)
     try:

@@ -103,7 +103,7 @@ def test_a_signal_leaves_no_process(tree: Path, variables: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("words", [["--help"], ["unit", "--", "tests/unit/test_good.py"]])
-def test_it_ends_quietly_where_nobody_reads_its_output(
+def test_the_command_ends_quietly_where_nobody_reads_its_output(
     tree: Path, variables: dict[str, str], words: list[str]
 ) -> None:
     (tree / "tests/unit/test_good.py").write_text(GOOD)
@@ -122,10 +122,10 @@ def test_it_ends_quietly_where_nobody_reads_its_output(
     finally:
         os.close(writing)
     assert done.returncode == 128 + signal.SIGPIPE
-    assert "Broken" not in done.stderr, done.stderr  # neither a traceback nor what Python says at its end
+    assert "Broken" not in done.stderr, done.stderr  # neither a traceback nor a message of Python at its end
 
 
-def test_it_runs_without_an_output_for_errors(tree: Path, variables: dict[str, str]) -> None:
+def test_the_command_runs_without_an_output_for_errors(tree: Path, variables: dict[str, str]) -> None:
     (tree / "tests/unit/test_good.py").write_text(GOOD)
     done = subprocess.run(
         ["sh", "-c", 'exec "$0" unit -- -q 2>&-', tree / "test"],

@@ -148,7 +148,7 @@ def test_what_a_playbook_has_started_ends_with_an_interrupted_run(
         time.sleep(0.05)
 
 
-def test_no_times_are_none(tmp_path: Path) -> None:
+def test_a_missing_file_of_times_has_no_tasks(tmp_path: Path) -> None:
     assert slowest_tasks(tmp_path / "missing.json") == {}
 
 

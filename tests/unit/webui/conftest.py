@@ -135,7 +135,7 @@ def text(answer: Any) -> str:
 
 
 def words(answer: Any) -> str:
-    """What that page says, without its markup, with single spaces."""
+    """The text of that page, without its markup, with single spaces."""
     return " ".join(re.sub(r"<[^>]+>", " ", text(answer)).split())
 
 
@@ -150,7 +150,7 @@ def _redis() -> Iterator[None]:
     REDIS.kill()
 
 
-#: What events need beyond the portal's own processes.
+#: Events reach other processes by Redis alone.
 needs_redis = pytest.mark.skipif(not REDIS.is_installed, reason="there is no Redis; ./test fetches it")
 
 
@@ -175,10 +175,10 @@ def _static() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fresh_cache(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # The tests' broker changes between two questions.
+    # The tests' broker changes between two queries.
     monkeypatch.setattr(cluster_cache, "seconds", 0.0)
     monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", 0.0)
-    # So do the tests themselves, to the database, without notifying anybody.
+    # The tests change the database as well, without notifying anybody.
     monkeypatch.setattr("carme_webui.caches.SHARED_SECONDS", 0.0)
     monkeypatch.setattr("carme_webui.bookings.table.SECONDS", 0.0)
     for alias in caches:
@@ -191,8 +191,8 @@ def _fresh_cache(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All is cached until something is new."""
+def caching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cache all answers until something changes."""
     if not REDIS.is_installed:
         pytest.skip("there is no Redis; ./test fetches it")
     monkeypatch.setattr("carme_webui.caches.SHARED_SECONDS", 3600.0)
@@ -234,15 +234,15 @@ def tend_all() -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a page begins is done before it is answered."""
+    """Finish the background work of a page before its answer."""
     monkeypatch.setattr("carme_webui.sessions.actions.tend_soon", tend_all)
     for module in (login, directory):
         monkeypatch.setattr(module, "run_soon", lambda task, *arguments: task.apply(arguments))
 
 
 @pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch):
-    """Nothing looks after sessions; calling this starts something that does."""
+def resume_sync(monkeypatch: pytest.MonkeyPatch):
+    """Stop the sync of sessions; the returned function starts it again."""
     monkeypatch.setattr("carme_webui.sessions.actions.tend_soon", lambda: None)
     return lambda: monkeypatch.setattr("carme_webui.sessions.actions.tend_soon", tend_all)
 
@@ -280,8 +280,8 @@ class _Still(datetime, metaclass=_Dates):
 
 
 @pytest.fixture
-def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The portal's clock stands still: what pages say of times depends on no busy machine."""
+def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop the portal's clock, so that the times on pages do not depend on a busy machine."""
     monkeypatch.setattr(_Still, "moment", timezone.now(), raising=False)
     # Below `timezone.now`, which is the default of fields, too.
     monkeypatch.setattr(timezone, "datetime", _Still)
@@ -358,7 +358,7 @@ class Program(Client):
 
 
 def program_of(user: User, *scopes: str) -> Program:
-    """A program with a token of this user; without scopes named it may do all."""
+    """A program with a token of this user; without named scopes it has all of them."""
     expires = timezone.now() + timedelta(days=1)
     return Program(Token.make(user, "test", list(scopes or SCOPES), expires)[1])
 
@@ -370,7 +370,7 @@ def program(alice: User) -> Program:
 
 
 @pytest.fixture
-def other(bob: User) -> Browser:
+def bobs_browser(bob: User) -> Browser:
     """Bob's browser, signed in."""
     found = Browser()
     found.force_login(bob)

@@ -344,7 +344,7 @@ class FakeBroker:
         return found
 
     async def _poll(self) -> None:
-        """Have the broker look at Slurm anew: a test may have changed what it remembers for some seconds."""
+        """Let the broker poll Slurm again: a test may have changed what it caches for some seconds."""
         broker = self._broker
         if self._remembers:
             if time.monotonic() >= self.watch._cluster_seen + CLUSTER_AT_MOST_EVERY:

@@ -99,7 +99,7 @@ class MemorySlurm:
         return StartEstimate(nodes="n1", start=start)
 
     async def cancel(self, job: str, owner: UnixAccount) -> None:
-        """What is cancelled leaves the queue at once; a task that waits with others leaves these."""
+        """Remove a job from the queue at once; of tasks that wait together, remove only the cancelled one."""
         number, task = arrays.read_name(job) if "[" not in job else (int(job.partition("_")[0]), None)
         found = [
             item
@@ -110,7 +110,7 @@ class MemorySlurm:
         if not found:
             raise NotFound("Slurm does not know this job (any more).")
         for item in found:
-            rest = [other for other in arrays.numbers(item.tasks) if other != task] if item.tasks else []
+            rest = [each for each in arrays.numbers(item.tasks) if each != task] if item.tasks else []
             if task is not None and rest:
                 tasks = arrays.limited(arrays.listed(rest), item.tasks)
                 self._queue[item.id] = item.model_copy(update={"tasks": tasks})
@@ -189,14 +189,14 @@ class MemorySlurm:
         self._change(account, members=members | {user: [*members.get(user, []), partition]})
 
     async def stop_member(self, account: str, user: str, *, stopped: bool) -> None:
-        others = {*self.granted[account].stopped} - {user}
-        self._change(account, stopped=sorted(others | {user} if stopped else others))
+        stopped_members = {*self.granted[account].stopped} - {user}
+        self._change(account, stopped=sorted(stopped_members | {user} if stopped else stopped_members))
 
     async def remove_member(self, account: str, user: str, partition: str = "") -> None:
         members = self.granted[account].members
         left = [name for name in members.get(user, []) if name != partition]
-        others = {name: partitions for name, partitions in members.items() if name != user}
-        self._change(account, members=others | ({user: left} if left else {}))
+        remaining = {name: partitions for name, partitions in members.items() if name != user}
+        self._change(account, members=remaining | ({user: left} if left else {}))
         if not left:
             await self.stop_member(account, user, stopped=False)
 

@@ -24,7 +24,7 @@ def start(browser: Browser, **fields: object):
     return browser.send_with(browser.own_token(), "/sessions/start/", **(FORM | fields))
 
 
-def the() -> Session:
+def the_session() -> Session:
     return Session.objects.get()
 
 
@@ -37,8 +37,8 @@ def without_times(page: str) -> str:
     return re.sub(r"</?time[^>]*>", "", page)
 
 
-def rounds(*, seconds: float = 0) -> None:
-    """One round of all that the portal does by itself, after a while."""
+def sync_all(*, seconds: float = 0) -> None:
+    """Run all background tasks of the portal once, after a while."""
     for session in Session.objects.all():
         for field in ("created", "changed", "requested_at"):
             if value := getattr(session, field):
@@ -54,6 +54,6 @@ def ready(browser: Browser, broker: FakeBroker, hub: FakeHub) -> Session:
     start(browser)
     broker.put(make_job(7, name="session-s0123abcd", kind="session", started=NOW))
     broker.publish(make_session(NAME, steps=8, node_list="n1"))
-    rounds()
-    assert (the().state, the().job_id) == ("ready", 7)
-    return the()
+    sync_all()
+    assert (the_session().state, the_session().job_id) == ("ready", 7)
+    return the_session()

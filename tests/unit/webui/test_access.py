@@ -55,7 +55,7 @@ def test_only_nodes_that_take_my_jobs_can_be_booked(limited: FakeBroker, program
     assert program.ask("post", "bookings", proposed | {"partition": "open"}).status_code == 201
 
 
-def test_who_lost_a_partition_a_moment_ago_books_nothing_in_it(
+def test_a_user_who_just_lost_a_partition_books_nothing_in_it(
     limited: FakeBroker, program: Program, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", HANG)
@@ -97,7 +97,7 @@ def test_what_the_portal_runs_for_somebody_goes_where_slurm_takes_it(limited: Fa
     assert (same.partition, same.account) == (None, None)
 
 
-def test_a_project_learns_which_partitions_do_not_take_its_account(
+def test_partitions_that_refuse_a_projects_account_are_named(
     limited: FakeBroker, browser: Browser, program: Program, alice: User
 ) -> None:
     project = Project.objects.create(name="speech", title="Speech")

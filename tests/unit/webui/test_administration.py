@@ -38,7 +38,9 @@ PAGES += ["policies/", "record/export/"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_nobody_else_gets_there(browser: Browser, anonymous: Browser, broker: FakeBroker, page: str) -> None:
+def test_only_administrators_reach_the_administration(
+    browser: Browser, anonymous: Browser, broker: FakeBroker, page: str
+) -> None:
     assert browser.get(f"/admin/{page}").status_code == 404
     assert browser.send("/profile/", f"/admin/{page}", do="drain", name="x").status_code in (404, 405)
     assert anonymous.get(f"/admin/{page}").status_code == 302
@@ -48,7 +50,7 @@ def test_nobody_else_gets_there(browser: Browser, anonymous: Browser, broker: Fa
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_admins_do(root: Browser, alice: User, broker: FakeBroker, page: str) -> None:
+def test_administrators_see_each_page(root: Browser, alice: User, broker: FakeBroker, page: str) -> None:
     broker.put(make_job(7))
     assert root.get(f"/admin/{page}").status_code == 200
 
@@ -132,19 +134,19 @@ def test_a_node_is_drained_with_the_reason_and_that_is_on_record(root: Browser, 
 
 
 def test_nodes_say_their_state_in_words_and_follow_a_change(root: Browser, broker: FakeBroker) -> None:
-    first, *others = broker.cluster.nodes
+    first, *other_nodes = broker.cluster.nodes
     mixed = first.model_copy(update={"state": "MIXED+PLANNED"})
-    broker.cluster = broker.cluster.model_copy(update={"nodes": [mixed, *others]})
+    broker.cluster = broker.cluster.model_copy(update={"nodes": [mixed, *other_nodes]})
     shown = words(root.get("/admin/nodes/"))
     assert "Partly in use, planned for a job that waits" in shown and "MIXED+" not in shown
     answer = root.send("/admin/nodes/", "/admin/nodes/n1/", do="drain", reason="fan")
     page = text(root.get(answer["Location"]))
     assert "sent to Slurm" in page and "every 3s" in page
-    # However often it asks, it asks for the same.
+    # Each reload requests the same address.
     again = text(root.get(f"{answer['Location']}&live=1"))
     assert again.count("live=1") == 1
     drained = first.model_copy(update={"state": "IDLE+DRAIN", "available": False, "reason": "fan"})
-    broker.cluster = broker.cluster.model_copy(update={"nodes": [drained, *others]})
+    broker.cluster = broker.cluster.model_copy(update={"nodes": [drained, *other_nodes]})
     live = text(root.get(f"{answer['Location']}&live=1"))
     assert "Drained" in live and "every 3s" not in live and "<h1" not in live
 
@@ -219,9 +221,9 @@ def test_the_overview_shows_use_queue_failures_and_services(
 def test_the_heat_map_shows_memory_or_temperature(
     root: Browser, broker: FakeBroker, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, *others = broker.cluster.nodes
+    first, *other_nodes = broker.cluster.nodes
     full = first.model_copy(update={"memory_mb": 64_000, "memory_used_mb": 63_000})
-    broker.cluster = broker.cluster.model_copy(update={"nodes": [full, *others]})
+    broker.cluster = broker.cluster.model_copy(update={"nodes": [full, *other_nodes]})
     tile = re.compile(r'<li class="(level-\d)".*?>(n1)</a> <span>([^<]*)</span>')
     page = text(root.get("/admin/?by=memory"))
     assert tile.findall(page) == [("level-4", "n1", "61.5\xa0GiB of 62.5\xa0GiB")]
@@ -331,7 +333,7 @@ def test_a_message_about_a_job_begins_with_its_number(root: Browser, alice: User
     assert 'value=""' in root.get("/admin/users/at/alice/?job=<b>").content.decode()
 
 
-def test_a_user_is_taken_in_at_once(root: Browser, admin: User, alice: User, broker: FakeBroker) -> None:
+def test_an_added_user_can_work_at_once(root: Browser, admin: User, alice: User, broker: FakeBroker) -> None:
     project = services.create(admin, "vision", "Computer vision", alice, site_broker())
     page = "/admin/users/new/"
     answer = root.send(page, page, name="carol", email="carol@carme.example", project=project.pk)
@@ -358,14 +360,14 @@ def test_names_that_unix_takes_are_taken(root: Browser, broker: FakeBroker, name
     assert root.send("/admin/users/new/", "/admin/users/new/", name=name).status_code == 200
     assert User.objects.filter(username=name).exists() and broker.requests_of("enrol")[0].name == name
     assert root.get(f"/admin/users/at/{name}/").status_code == 200
-    theirs = Browser()
-    theirs.force_login(User.objects.get(username=name))
+    new_browser = Browser()
+    new_browser.force_login(User.objects.get(username=name))
     for page in ("/", "/jobs/", "/bookings/", "/profile/", "/tokens/"):
-        assert theirs.get(page).status_code == 200, page
+        assert new_browser.get(page).status_code == 200, page
 
 
 @pytest.mark.parametrize("name", ["1000", "-rf", "a b", "../x", "", "x;rm"])
-def test_a_name_that_is_none_gets_a_sentence(root: Browser, broker: FakeBroker, name: str) -> None:
+def test_an_invalid_name_gets_a_sentence(root: Browser, broker: FakeBroker, name: str) -> None:
     answer = root.send("/admin/users/new/", "/admin/users/new/", name=name)
     assert answer.status_code == 422 and not broker.requests_of("enrol")
 
@@ -480,8 +482,8 @@ def test_a_view_that_is_open_while_the_portal_is_upgraded_stays_read_only(
 def test_only_admins_impersonate_and_nobody_impersonates_admins(
     root: Browser, browser: Browser, admin: User, alice: User
 ) -> None:
-    other = User.objects.create_user("root2", password=PASSWORD, is_staff=True)
-    page = f"/admin/users/at/{other.username}/"
+    second_admin = User.objects.create_user("root2", password=PASSWORD, is_staff=True)
+    page = f"/admin/users/at/{second_admin.username}/"
     root.send(page, page, do="impersonate")
     assert "You are viewing as" not in text(root.get("/profile/"))
     impersonate(root)
@@ -510,7 +512,7 @@ def test_no_page_asks_more_with_more_rows(
     assert [queries(page) for page in pages] == before
 
 
-def test_the_command_takes_in_and_says_what_it_did(
+def test_the_onboard_command_adds_a_user_and_reports_what_it_did(
     admin: User, alice: User, broker: FakeBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     services.create(admin, "vision", "Computer vision", alice, site_broker())

@@ -50,7 +50,9 @@ PAGES = ["announcements/new/", "maintenance/new/"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_only_administrators_write(browser: Browser, root: Browser, broker: FakeBroker, page: str) -> None:
+def test_only_administrators_plan_maintenance_and_write_announcements(
+    browser: Browser, root: Browser, broker: FakeBroker, page: str
+) -> None:
     assert browser.get(f"/{page}").status_code == 404
     assert browser.send("/profile/", f"/{page}", title="x", **times(2, 3)).status_code == 404
     assert root.get(f"/{page}").status_code == 200
@@ -98,7 +100,7 @@ def test_a_maintenance_is_in_slurm_and_on_every_page_until_it_is_cancelled(
         ({"start_time": "25:00"}, "Enter a valid time."),
     ],
 )
-def test_what_cannot_be_planned(
+def test_a_wrong_maintenance_is_refused_beside_its_field(
     root: Browser, broker: FakeBroker, values: dict[str, str], field: str
 ) -> None:
     page = "/maintenance/new/"
@@ -132,8 +134,8 @@ def test_bookings_in_its_time_move_or_are_reported_and_later_ones_are_refused(
     for _round in range(3):
         services.reconcile(site_broker())
         reconcile(site_broker())
-    mine = list(Notice.objects.filter(user=bob).values_list("kind", flat=True))
-    assert sorted(mine) == [Kind.BOOKING_PROBLEM, Kind.MAINTENANCE], "each once"
+    kinds = list(Notice.objects.filter(user=bob).values_list("kind", flat=True))
+    assert sorted(kinds) == [Kind.BOOKING_PROBLEM, Kind.MAINTENANCE], "each once"
     services.cancel(row, admin, site_broker())
     reconcile(site_broker())
     second.refresh_from_db()
@@ -152,7 +154,7 @@ def test_nobody_books_over_a_maintenance_that_slurm_does_not_know_yet(
     assert answer.status_code == 422 and "is free for the whole time" in text(answer)
 
 
-def test_two_maintenances_of_the_same_nodes_and_time(admin: User, broker: FakeBroker) -> None:
+def test_two_maintenances_may_overlap(admin: User, broker: FakeBroker) -> None:
     rows = [planned(60, 180), planned(120, 240)]
     assert services.reconcile(site_broker())
     assert set(broker.reservations) == {row.name for row in rows}
@@ -172,7 +174,7 @@ def test_owners_of_jobs_within_it_are_notified_once(alice: User, bob: User, brok
     assert notice.user == alice and "a job of yours may still run then" in notice.text
 
 
-def test_rows_and_reservations_agree_after_any_outage(admin: User, broker: FakeBroker) -> None:
+def test_rows_and_reservations_match_after_any_outage(admin: User, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Slurm is away.", code="slurm-away")
     row = planned()
     services.plan(row, admin, ["n1"], site_broker())
@@ -205,7 +207,7 @@ def test_a_portal_that_never_had_maintenance_leaves_that_of_another_database(
     assert set(broker.reservations) == {row.name}
 
 
-def test_without_a_broker_nothing_is_done(db: None) -> None:
+def test_without_a_broker_nothing_is_synced(db: None) -> None:
     planned()
     assert not services.reconcile(site_broker())
     with pytest.raises(BrokerUnavailable):
@@ -240,7 +242,9 @@ def test_news_are_on_the_dashboard_until_their_day(
     assert not News.objects.exists()
 
 
-def test_programs_read_both(alice: User, program: Program, broker: FakeBroker) -> None:
+def test_programs_read_maintenance_and_announcements(
+    alice: User, program: Program, broker: FakeBroker
+) -> None:
     row = planned(text="Why")
     News.objects.create(title="New GPUs")
     [reported] = program.ask("get", "maintenance").json()
@@ -267,7 +271,7 @@ def test_pages_ask_no_more_with_more_of_them(root: Browser, broker: FakeBroker, 
     assert [queries(path) for path in paths] == few
 
 
-def test_the_queue_of_approvals(
+def test_administrators_decide_bookings_from_the_list_of_approvals(
     root: Browser,
     browser: Browser,
     alice: User,

@@ -112,7 +112,7 @@ def test_without_a_token_there_is_nothing(db: None, header: str) -> None:
 
 
 def test_a_login_is_no_token(browser: Browser) -> None:
-    """So that no page elsewhere can use the API with a browser's cookies."""
+    """Otherwise a page of another site could use the API with a browser's cookies."""
     problem(browser.get("/api/v1/jobs"), 401)
 
 
@@ -147,13 +147,13 @@ def test_a_login_is_no_token(browser: Browser) -> None:
 def test_a_token_does_only_what_it_is_for(
     alice: User, broker: FakeBroker, scope: str, method: str, path: str, body: Any
 ) -> None:
-    others = set(SCOPES) - {scope}
-    message = problem(program_of(alice, *others).ask(method, path, body), 403)
+    other_scopes = set(SCOPES) - {scope}
+    message = problem(program_of(alice, *other_scopes).ask(method, path, body), 403)
     assert f"'{scope}'" in message["detail"]
     assert not [request for request in broker.requests if request.method != "cluster"]
 
 
-def test_who_asks_too_often_waits(settings: Any, program: Program, bob: User) -> None:
+def test_too_many_requests_have_to_wait(settings: Any, program: Program, bob: User) -> None:
     portal = settings.SITE.portal.model_copy(update={"requests_per_minute": 3})
     settings.SITE = settings.SITE.model_copy(update={"portal": portal})
     answers = [program.ask("get", "profile") for _ in range(4)]
@@ -213,7 +213,7 @@ def test_what_cannot_be_started_is_refused(
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", "null", '"x"', '{"image": "\\ud800", "minutes": 1}', "\x00"])
-def test_what_is_no_request_is_refused(program: Program, broker: FakeBroker, body: str) -> None:
+def test_an_invalid_request_is_refused(program: Program, broker: FakeBroker, body: str) -> None:
     answer = program.generic("POST", "/api/v1/sessions", body, content_type="application/json")
     assert answer.status_code in (400, 422)
     problem(answer, answer.status_code)
@@ -451,7 +451,7 @@ def test_only_managers_decide(
 def test_what_is_anothers_does_not_exist_for_me(
     program: Program, bob: User, alice: User, broker: FakeBroker, booked: None
 ) -> None:
-    mine = program.ask("post", "bookings", proposed()).json()["name"]
+    booking = program.ask("post", "bookings", proposed()).json()["name"]
     Session.objects.create(name="sabcdefgh", owner=alice, options=OPTIONS | {"title": ""})
     Job.store([broker.put(make_job(7, kind="batch", name="secret-name"))])
     broker.logs[7] = b"secret text"
@@ -468,9 +468,9 @@ def test_what_is_anothers_does_not_exist_for_me(
         ("get", "jobs/7/recipe", None),
         ("post", "jobs/7/extend", {"minutes": 5}),
         ("post", "jobs/7/resubmit", None),
-        ("get", f"bookings/{mine}", None),
-        ("patch", f"bookings/{mine}", {"minutes": 5}),
-        ("delete", f"bookings/{mine}", None),
+        ("get", f"bookings/{booking}", None),
+        ("patch", f"bookings/{booking}", {"minutes": 5}),
+        ("delete", f"bookings/{booking}", None),
     ]:
         answer = thief.ask(method, path, body)
         problem(answer, 404)
@@ -478,9 +478,9 @@ def test_what_is_anothers_does_not_exist_for_me(
     assert {getattr(request, "user", "bob") for request in broker.requests[before:]} <= {"bob"}
     for path in ("sessions", "jobs", "bookings"):
         assert thief.ask("get", path).json()["items"] == []
-    assert Session.objects.get().state == "requested" and mine in broker.reservations
+    assert Session.objects.get().state == "requested" and booking in broker.reservations
     assert (
-        problem(thief.ask("post", "jobs", {"command": ["true"], "reservation": mine}), 422)["field"]
+        problem(thief.ask("post", "jobs", {"command": ["true"], "reservation": booking}), 422)["field"]
         == "reservation"
     )
 

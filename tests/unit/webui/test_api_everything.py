@@ -266,7 +266,9 @@ def test_nobody_else_touches_a_project(vision: Project, alice: User, bob: User, 
         ({"minutes": 0}, "minutes"), ({"title": "a\u202eb"}, "title"), ({"owner": "me"}, "owner"),
     ],
 )  # fmt: skip
-def test_limits_that_cannot_be(root: Program, vision: Project, sent: dict[str, Any], field: str) -> None:
+def test_a_wrong_limit_names_its_field(
+    root: Program, vision: Project, sent: dict[str, Any], field: str
+) -> None:
     assert problem(root.ask("patch", "projects/vision", sent), 422)["field"] == field
 
 
@@ -437,7 +439,7 @@ def test_policies_are_reported(root: Program) -> None:
     assert reported["Sessions"]["maximum_minutes"] == 600
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 @pytest.mark.parametrize(
     "path",
     [

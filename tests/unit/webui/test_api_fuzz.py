@@ -41,12 +41,14 @@ HERS: dict[str, list[Any]] = {
 }
 #: How statements begin that change no row.
 READING = ("SELECT", "SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")
-#: Where administrators see and change what is others'.
+#: Where administrators see and change objects of other users.
 OF_ADMINS = tuple(f"/api/v1/{part}" for part in ("admin", "bookings", "projects", "news", "maintenance"))
 
 
 @pytest.fixture
-def carol(db: None, broker: FakeBroker, settings: Any, killed: Any, monkeypatch: pytest.MonkeyPatch) -> User:
+def carol(
+    db: None, broker: FakeBroker, settings: Any, resume_sync: Any, monkeypatch: pytest.MonkeyPatch
+) -> User:
     """Somebody with one of everything."""
     site = settings.SITE
     settings.SITE = site.model_copy(
@@ -105,13 +107,13 @@ def hers(carol: User) -> list[Any]:
 
 @contextlib.contextmanager
 def changing() -> Iterator[list[str]]:
-    """The statements meanwhile that may change the database, in a list that they come into."""
+    """Collect the statements that may change the database; yields the list of them."""
     found: list[str] = []
 
-    def note(execute: Callable[..., Any], sql: str, *others: Any) -> Any:
+    def note(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
         if not sql.lstrip().upper().startswith(READING):
             found.append(sql)
-        return execute(sql, *others)
+        return execute(sql, *arguments)
 
     with connection.execute_wrapper(note):
         yield found
@@ -159,7 +161,7 @@ def requests() -> list[tuple[Any, dict[str, int]]]:
 
 
 def about_her(case: Any, places: dict[str, int]) -> Any:
-    """A copy of a request, about what is hers."""
+    """A copy of a request with the identifiers of Carol's objects in its address."""
     copied = case.derive()
     for name, place in places.items():
         copied.path_parameters[name] = HERS[name][place % len(HERS[name])]
@@ -168,12 +170,12 @@ def about_her(case: Any, places: dict[str, int]) -> Any:
 
 @pytest.mark.parametrize("role", ["anonymous", "member", "manager", "admin"])
 def test_nothing_fails_and_nothing_leaks(role: str, carol: User, broker: FakeBroker, alice: User) -> None:
-    # Those who manage the site see and change what is others' in its own places, and nowhere else.
+    # Administrators see and change objects of other users in the administration, and nowhere else.
     manages = role == "admin"
     User.objects.filter(pk=alice.pk).update(is_staff=manages, is_superuser=manages)
     if role == "manager":
-        mine = Project.objects.create(name="mine", title="Mine")
-        Membership.objects.create(project=mine, user=alice, manager=True)
+        own_project = Project.objects.create(name="mine", title="Mine")
+        Membership.objects.create(project=own_project, user=alice, manager=True)
     headers = {"Host": "testserver"}
     if role != "anonymous":
         program = program_of(User.objects.get(pk=alice.pk), *SCOPES)

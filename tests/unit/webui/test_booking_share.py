@@ -63,7 +63,7 @@ def test_the_share_of_each_day_that_is_booked_is_shown_by_whose_it_is(
     assert "line" not in json.loads(str(page.find("carme-chart")["data-chart"]))  # type: ignore[index]
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 def test_a_day_that_has_begun_is_the_one_in_words(
     browser: Browser, alice: User, broker: FakeBroker, rules: Any
 ) -> None:

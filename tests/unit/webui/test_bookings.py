@@ -89,20 +89,20 @@ def test_a_booking_becomes_a_reservation(
 
 
 def test_a_second_booking_gets_another_node_and_a_third_one_the_nearest_times(
-    browser: Browser, other: Browser, broker: FakeBroker, rules
+    browser: Browser, bobs_browser: Browser, broker: FakeBroker, rules
 ) -> None:
-    assert book(browser).status_code == book(other).status_code == 302
+    assert book(browser).status_code == book(bobs_browser).status_code == 302
     assert {name for reservation in broker.reservations.values() for name in reservation.node_names} == {
         "n1",
         "n2",
     }
-    answer = book(other, hour=11)
+    answer = book(bobs_browser, hour=11)
     page = answer.content.decode()
     assert answer.status_code == 422 and Booking.objects.count() == 2
     assert "No node with 4 GPUs of type a100 is free for the whole time" in page
     assert "08:00 to 10:00" in page and "12:00 to 14:00" in page
     slot = re.findall(r'name="slot" value="([^"]+)"', page)[-1]
-    assert other.send("/bookings/", NEW, **fields(11, slot=slot)).status_code == 302
+    assert bobs_browser.send("/bookings/", NEW, **fields(11, slot=slot)).status_code == 302
     assert Booking.objects.filter(start=tomorrow(12), owner__username="bob").exists()
 
 
@@ -136,7 +136,7 @@ def test_jobs_and_maintenance_have_their_nodes(browser: Browser, broker: FakeBro
         ({"title": "a\u202eb"}, "cannot be seen"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_sentence(
+def test_an_impossible_booking_is_refused_with_a_sentence(
     browser: Browser, broker: FakeBroker, rules, values: dict[str, Any], words: str
 ) -> None:
     answer = book(browser, **values)
@@ -270,20 +270,21 @@ def test_deleting_gives_the_nodes_back(browser: Browser, alice: User, broker: Fa
 
 
 def test_others_can_neither_see_nor_change_a_booking(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules
 ) -> None:
     created = make(alice, title="Secret plan")
     for path in ("", "change/", "delete/"):
-        assert other.get(f"{created.get_absolute_url()}{path}").status_code == 404
+        assert bobs_browser.get(f"{created.get_absolute_url()}{path}").status_code == 404
     for path in ("change/", "delete/", "decide/"):
-        assert other.send("/bookings/", f"{created.get_absolute_url()}{path}", **fields()).status_code == 404
-    page = other.get(
+        answer = bobs_browser.send("/bookings/", f"{created.get_absolute_url()}{path}", **fields())
+        assert answer.status_code == 404
+    page = bobs_browser.get(
         "/bookings/", {"day": f"{created.start.astimezone(site_zone()):%Y-%m-%d}"}
     ).content.decode()
     assert "Booked" in page and "Secret plan" not in page and "alice" not in page and created.name not in page
     Booking.objects.update(users=["bob"])
-    assert other.get(created.get_absolute_url()).status_code == 200
-    assert other.get(f"{created.get_absolute_url()}change/").status_code == 404
+    assert bobs_browser.get(created.get_absolute_url()).status_code == 200
+    assert bobs_browser.get(f"{created.get_absolute_url()}change/").status_code == 404
 
 
 def test_signing_in_is_needed_for_all_but_the_feed(anonymous: Browser, alice: User, rules) -> None:
@@ -296,11 +297,11 @@ def test_signing_in_is_needed_for_all_but_the_feed(anonymous: Browser, alice: Us
 
 
 @pytest.fixture
-def manager(bob: User, other: Browser) -> Browser:
+def manager(bob: User, bobs_browser: Browser) -> Browser:
     """Bob, who is a manager now."""
     bob.is_staff = True
     bob.save()
-    return other
+    return bobs_browser
 
 
 def test_a_large_booking_waits_for_a_manager(
@@ -429,8 +430,9 @@ def feed_of(browser: Browser) -> str:
 
 
 def test_the_feed_opens_for_who_knows_its_address(
-    browser: Browser, other: Browser, anonymous: Browser, alice: User, bob: User, broker: FakeBroker, rules
-) -> None:
+    browser: Browser, bobs_browser: Browser, anonymous: Browser, alice: User, bob: User, broker: FakeBroker,
+    rules,
+) -> None:  # fmt: skip
     make(alice, title="Alice, her; run", users=["bob"])
     make(bob, title="Not hers")
     address = feed_of(browser)
@@ -438,7 +440,7 @@ def test_the_feed_opens_for_who_knows_its_address(
     text = answer.content.decode()
     assert answer.status_code == 200 and answer["Content-Type"].startswith("text/calendar")
     assert r"SUMMARY:Alice\, her\; run" in text and "Not hers" not in text
-    assert "Alice" in anonymous.get(feed_of(other)).content.decode()
+    assert "Alice" in anonymous.get(feed_of(bobs_browser)).content.decode()
     assert anonymous.get(address.replace("alice", "bob")).status_code == 404
     assert anonymous.get(f"{address[:-6]}x.ics").status_code == 404
     assert anonymous.get("/bookings/feed/nobody/x.ics").status_code == 404
@@ -502,13 +504,13 @@ def test_a_session_must_fit_into_its_booking(
 
 
 def test_nobody_starts_in_the_booking_of_somebody_else(
-    browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
+    browser: Browser, bobs_browser: Browser, alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     created = make(alice)
     make(bob)
-    answer = start(other, reservation=created.name)
+    answer = start(bobs_browser, reservation=created.name)
     assert answer.status_code == 422 and "you may not use it" in answer.content.decode()
-    assert created.name not in other.get("/", {"booking": created.name}).content.decode()
+    assert created.name not in bobs_browser.get("/", {"booking": created.name}).content.decode()
 
 
 # --- a session by itself, and handing over ---------------------------------------------------------------
@@ -523,7 +525,7 @@ def act(browser: Browser, row: Booking, what: str, **sent: Any) -> str:
 
 
 def test_a_session_is_planned_and_cancelled(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules
 ) -> None:
     row = make(alice, users=["bob"])
     assert 'value="torch"' in browser.get(row.get_absolute_url()).content.decode()
@@ -532,7 +534,8 @@ def test_a_session_is_planned_and_cancelled(
     assert 'value="torch" selected' in browser.get(row.get_absolute_url()).content.decode()
     page = act(browser, row, "session", image="no<such")
     assert "no&lt;such" in page and "torch" in page and row.session_image == "torch"
-    assert act(other, row, "session", image="") == "" and row.session_image == "torch"  # not bob's to say
+    # Only the owner may change it.
+    assert act(bobs_browser, row, "session", image="") == "" and row.session_image == "torch"
     assert "No session starts automatically" in act(browser, row, "session", image="")
     assert row.session_image == ""
     Booking.objects.update(session_name="s12345678")
@@ -542,14 +545,14 @@ def test_a_session_is_planned_and_cancelled(
 
 
 def test_a_booking_is_handed_over(
-    browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
+    browser: Browser, bobs_browser: Browser, alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     row = make(alice, users=["bob"], session_image="torch")
     broker.reservations[row.name] = Reservation(**row.reservation_spec.model_dump(exclude={"partition"}))
     assert "bob may take over" in act(browser, row, "offer", user=" bob ")
     assert row.owner == alice and row.offered_to == bob
-    assert "Offered to you" in other.get("/bookings/").content.decode()
-    page = act(other, row, "answer", answer="accept")
+    assert "Offered to you" in bobs_browser.get("/bookings/").content.decode()
+    page = act(bobs_browser, row, "answer", answer="accept")
     assert "The booking is yours now." in page and "Change" in page
     assert (row.owner, row.offered_to, row.users, row.session_image) == (bob, None, [], "")
     assert broker.reservations[row.name].users == ["bob"]
@@ -557,15 +560,15 @@ def test_a_booking_is_handed_over(
 
 
 def test_an_offer_is_declined_or_taken_back(
-    browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
+    browser: Browser, bobs_browser: Browser, alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     row = make(alice)
     act(browser, row, "offer", user="bob")
-    act(other, row, "answer", answer="no")
+    act(bobs_browser, row, "answer", answer="no")
     assert row.owner == alice and row.offered_to is None
     act(browser, row, "offer", user="bob")
     assert "stays yours" in act(browser, row, "offer", user="")
-    assert act(other, row, "answer", answer="accept") == "" and row.owner == alice
+    assert act(bobs_browser, row, "answer", answer="accept") == "" and row.owner == alice
 
 
 @pytest.mark.parametrize("name", ["alice", "nobody", "<b>"])
@@ -578,17 +581,17 @@ def test_a_booking_is_offered_to_another_user_alone(
 
 
 def test_nobody_takes_what_is_not_offered_or_too_much(
-    browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
+    browser: Browser, bobs_browser: Browser, alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     row = make(alice, users=["bob"])
-    assert "not offered to you" in act(other, row, "answer", answer="accept")
+    assert "not offered to you" in act(bobs_browser, row, "answer", answer="accept")
     rules(gpu_hours=7)
     act(browser, row, "offer", user="bob")
-    page = act(other, row, "answer", answer="accept")
+    page = act(bobs_browser, row, "answer", answer="accept")
     assert "The booking costs 8 GPU-hours" in page and row.owner == alice
     rules(gpu_hours=8)
     broker.refusal = SlurmError("Slurm does not know bob.", "Ask an administrator.")
-    assert "Slurm does not know bob." in act(other, row, "answer", answer="accept")
+    assert "Slurm does not know bob." in act(bobs_browser, row, "answer", answer="accept")
     assert row.owner == alice and row.offered_to == bob
     broker.refusal = None
-    assert "yours now" in act(other, row, "answer", answer="accept")
+    assert "yours now" in act(bobs_browser, row, "answer", answer="accept")

@@ -69,7 +69,7 @@ def test_reservations_that_are_no_bookings_are_distinguished() -> None:
     assert Reservations(found) == found and Reservations().of_others == []
 
 
-def test_a_table_is_made_anew_for_other_jobs_or_reservations_alone(
+def test_a_table_is_rendered_again_only_for_other_jobs_or_reservations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     created: list[object] = []

@@ -95,7 +95,7 @@ def test_a_function_that_raises_says_so(client: carme.Client, run: Any) -> None:
     assert isinstance(caught.value.__cause__, LookupError)
 
 
-def test_another_version_of_python_is_a_sentence(client: carme.Client, broker: FakeBroker, run: Any) -> None:
+def test_another_version_of_python_is_reported(client: carme.Client, broker: FakeBroker, run: Any) -> None:
     job = client.submit(add, 1)
     wanted = broker.wanted[job.id]
     order = json.loads(wanted.files["function.json"]) | {"python": "3.5"}
@@ -163,7 +163,9 @@ def test_old_items_are_removed_when_new_ones_come(client: carme.Client, home: Pa
     assert fresh.name != saved.name
 
 
-def test_a_task_that_was_cancelled_while_it_waited(client: carme.Client, broker: FakeBroker) -> None:
+def test_a_task_that_was_cancelled_while_it_waited_is_reported(
+    client: carme.Client, broker: FakeBroker
+) -> None:
     tasks = client.array(["sleep", "60"], "0-2")
     assert tasks.id is not None
     # Of one that is cancelled before it begins, Slurm keeps nothing.
@@ -177,7 +179,7 @@ def test_a_task_that_was_cancelled_while_it_waited(client: carme.Client, broker:
     assert client.jobs.get(tasks.id).state is JobState.PENDING
 
 
-def test_results_of_a_map_with_a_task_that_was_cancelled_while_it_waited(
+def test_a_cancelled_task_of_a_map_is_named_with_its_reason(
     client: carme.Client, broker: FakeBroker, run: Any
 ) -> None:
     tasks = client.map(add, [1, 2], [10, 20])
@@ -315,7 +317,7 @@ def test_refusals_are_carmes_own_errors(client: carme.Client, broker: FakeBroker
         nobody.profile()
 
 
-def test_a_broker_that_is_away(client: carme.Client) -> None:
+def test_a_broker_that_is_away_raises_an_error(client: carme.Client) -> None:
     with pytest.raises(BrokerUnavailable):
         client.cluster()
 
@@ -329,7 +331,7 @@ def test_lists_are_read_to_their_end(client: carme.Client) -> None:
     assert [job.id for job in client.jobs.list(q="old", limit=2)] == [449, 447]
 
 
-def test_sessions_and_bookings(
+def test_sessions_and_bookings_are_made_changed_and_ended(
     client: carme.Client, broker: FakeBroker, hub: Any, at_once: None, settings: Any
 ) -> None:
     rules = settings.SITE.bookings.model_copy(update={"enabled": True, "share_percent": 100})
@@ -366,19 +368,19 @@ def test_sessions_and_bookings(
     with pytest.raises(NotFound):
         booking.accept()  # is bob's to say
     secret = Token.make(bob, "t", list(SCOPES), timezone.now() + timedelta(days=1))[1]
-    with carme.Client(client.connection.url, secret) as other:
-        taken = other.bookings.get(booking.name)
+    with carme.Client(client.connection.url, secret) as bobs_client:
+        taken = bobs_client.bookings.get(booking.name)
         assert taken.accept().owner == "bob"
         with pytest.raises(NotFound):
             booking.info()
         taken.offer("alice")
     assert booking.info().stage == [] and booking.decline().offered_to == ""
-    with carme.Client(client.connection.url, secret) as other:
-        other.bookings.get(booking.name).delete()
-        assert other.bookings.get(booking.name).info().state == "ended"
+    with carme.Client(client.connection.url, secret) as bobs_client:
+        bobs_client.bookings.get(booking.name).delete()
+        assert bobs_client.bookings.get(booking.name).info().state == "ended"
 
 
-def test_my_projects(client: carme.Client, settings: Any) -> None:
+def test_projects_of_the_user_are_listed(client: carme.Client, settings: Any) -> None:
     alice, bob = User.objects.get(username="alice"), User.objects.create_user("bob")
     vision = Project.objects.create(name="vision", title="Computer vision", gpus=8, used={"gpu_hours": 2.5})
     Project.objects.create(name="secret", title="Not Alice's")
@@ -395,7 +397,7 @@ def test_my_projects(client: carme.Client, settings: Any) -> None:
     assert (project.gpu_hours_used, project.gpu_hours_booked) == (2.5, 0)
 
 
-def test_a_booking_with_its_session_and_data_by_command(
+def test_a_booking_with_its_session_and_data_is_made_by_command(
     elsewhere: Any, broker: FakeBroker, settings: Any, capsys: Any
 ) -> None:
     rules = settings.SITE.bookings.model_copy(update={"enabled": True, "share_percent": 100})

@@ -23,7 +23,7 @@ __all__ = ["client", "elsewhere", "run", "token"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_the_commands_work_from_elsewhere(
+def test_commands_work_from_another_computer(
     elsewhere: Any, broker: FakeBroker, run: Any, tmp_path: Path, capsys: Any
 ) -> None:
     script = tmp_path / "hello.sh"
@@ -46,7 +46,7 @@ def test_the_commands_work_from_elsewhere(
             assert "not yours" in capsys.readouterr().err
 
 
-def test_more_time_and_more_processors(
+def test_jobs_are_extended_and_sessions_sized_from_another_computer(
     elsewhere: Any,
     client: carme.Client,
     broker: FakeBroker,
@@ -78,7 +78,9 @@ def test_more_time_and_more_processors(
     assert caught.value.help == f"{live_server.url}/help/sessions/#start"
 
 
-def test_arrays_from_elsewhere(elsewhere: Any, broker: FakeBroker, run: Any, capsys: Any) -> None:
+def test_arrays_are_submitted_and_cancelled_from_another_computer(
+    elsewhere: Any, broker: FakeBroker, run: Any, capsys: Any
+) -> None:
     words = ["submit", "--json", "--array", "0-1%1", "--", "sh", "-c", "echo task $SLURM_ARRAY_TASK_ID"]
     assert main(words) == 0
     number = json.loads(capsys.readouterr().out)["job_id"]
@@ -100,7 +102,7 @@ def test_a_token_that_others_may_read_is_not_used(elsewhere: Any, capsys: Any) -
     assert "Others may read" in capsys.readouterr().err
 
 
-def test_a_computer_without_the_client_learns_how_to_get_it(
+def test_a_computer_without_the_client_gets_the_command_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("carme.cli.portal.is_remote", lambda: True)

@@ -114,7 +114,7 @@ def test_what_cannot_be_read_or_found_is_reported(client: carme.Client, home: Pa
 
 
 @pytest.mark.usefixtures("broker")
-def test_presets_and_notices(client: carme.Client, killed: Any) -> None:
+def test_presets_and_notices_are_managed(client: carme.Client, resume_sync: Any) -> None:
     notify(User.objects.get(username="alice"), "hello")
     client.presets.save("small", image="torch", minutes=30)
     assert [preset.name for preset in client.presets.list()] == ["small"]
@@ -131,7 +131,7 @@ def test_presets_and_notices(client: carme.Client, killed: Any) -> None:
 
 
 @pytest.mark.usefixtures("broker")
-def test_projects_and_administration(client: carme.Client, live_server: Any) -> None:
+def test_projects_and_users_are_managed(client: carme.Client, live_server: Any) -> None:
     with pytest.raises(NotFound):
         client.admin.users()
     root = User.objects.create_user("root1", is_staff=True)
@@ -180,7 +180,7 @@ def test_projects_and_administration(client: carme.Client, live_server: Any) -> 
 
 
 @pytest.mark.usefixtures("broker")
-def test_commands_of_files_projects_and_administration(
+def test_commands_manage_files_projects_and_users(
     live_server: Any, token: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("CARME_URL", live_server.url)

@@ -28,9 +28,9 @@ from carme_webui.sessions.models import Session
 from .conftest import Browser, words
 from .fake_broker import FakeBroker, make_job, make_session
 from .fake_hub import FakeHub
-from .session_steps import NAME, PAGE, rounds, start
+from .session_steps import NAME, PAGE, start, sync_all
 
-#: Of each GPU: its job, whose that is, and the share of time in which it worked.
+#: The job of each GPU, its owner, and the share of time in which the GPU worked.
 GPUS = {("n1", 0): (7, "alice", 0.9), ("n1", 1): (7, "alice", 0.0), ("n1", 2): (8, "bob", 0.5)}
 
 
@@ -43,7 +43,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         # The minutes to come, too: the test may take some.
         for at in range(now - 900, now + 900, 15):
             lines.append(f"carme_job_gpu_utilization_ratio{{{labels}}} {busy} {at}")
-    whose = 'jobid="7",user="alice",node="n1"'
+    job_labels = 'jobid="7",user="alice",node="n1"'
     for kind, name, value in (
         ("counter", "cpu_seconds_total", lambda at: 3 * (at - now + 900)),
         ("gauge", "cpus", lambda at: 4),
@@ -51,7 +51,9 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         ("gauge", "memory_limit_bytes", lambda at: 8 << 30),
     ):
         lines.append(f"# TYPE carme_job_{name.removesuffix('_total')} {kind}")
-        lines += [f"carme_job_{name}{{{whose}}} {value(at)} {at}" for at in range(now - 900, now + 900, 15)]
+        lines += [
+            f"carme_job_{name}{{{job_labels}}} {value(at)} {at}" for at in range(now - 900, now + 900, 15)
+        ]
     with prometheus_with("\n".join([*lines, "# EOF", ""]), tmp_path_factory.mktemp("busy")) as running:
         yield running
 
@@ -64,7 +66,7 @@ def site(settings: Any, prometheus: Prometheus) -> None:
     settings.SITE = django_settings.SITE.model_copy(update={"monitoring": place})
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 def test_my_jobs_are_shown_with_the_time_that_they_have_left(browser: Browser, alice: User) -> None:
     begun = timezone.now() - timedelta(minutes=45, seconds=-30)
     Job.store(
@@ -81,11 +83,11 @@ def test_my_jobs_are_shown_with_the_time_that_they_have_left(browser: Browser, a
     assert "Running train &lt;b&gt; 7 2 nodes · 8 GPUs 16 minutes left" in reported
     assert '<progress class="row-bar " max="100" value="2' in page
     assert re.search("Pending next 8 1 node · 1 GPU .*higher priority", reported)
-    for other in ("session-s1", "bobs", "ended"):
-        assert other not in reported
+    for hidden in ("session-s1", "bobs", "ended"):
+        assert hidden not in reported
 
 
-@pytest.mark.usefixtures("at_once", "still")
+@pytest.mark.usefixtures("at_once", "frozen_clock")
 def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
@@ -95,7 +97,7 @@ def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
     plan = QueueEstimate(place=1, waiting=1, reason=why, earliest=first, latest=free)
     start(browser)
     broker.publish(make_session(NAME, "queued", 2, estimate=plan, sentence=why))
-    rounds()
+    sync_all()
     for page in ("/", PAGE):
         found = BeautifulSoup(browser.get(page).content, "html.parser")
         (drawn,) = found("carme-spans")
@@ -130,7 +132,7 @@ def test_nodes_are_in_use_until_a_time_at_which_something_ends(known: bool) -> N
     assert planned and planned.freed is None and len(planned.spans.rows) == 1
 
 
-@pytest.mark.usefixtures("at_once", "still")
+@pytest.mark.usefixtures("at_once", "frozen_clock")
 def test_nothing_is_drawn_of_a_wait_without_an_end(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
@@ -138,7 +140,7 @@ def test_nothing_is_drawn_of_a_wait_without_an_end(
     broker.publish(
         make_session(NAME, "queued", 2, estimate=QueueEstimate(place=1, waiting=1, reason="It waits."))
     )
-    rounds()
+    sync_all()
     for page in ("/", PAGE):
         assert "<carme-spans" not in browser.get(page).content.decode()
 
@@ -162,7 +164,7 @@ def test_only_the_newest_of_many_are_shown(browser: Browser, alice: User) -> Non
     assert ">All jobs</a>" in page
 
 
-def test_small_charts_of_what_my_jobs_do(browser: Browser, alice: User, site: None) -> None:
+def test_own_jobs_have_small_charts(browser: Browser, alice: User, site: None) -> None:
     Job.store([make_job(7, kind="session"), make_job(8, user="bob")])
     row, _ = Session.request(alice, SessionOptions(image="torch", minutes=60, title="Mine"), "s12345678")
     Session.objects.filter(pk=row.pk).update(job_id=7)
@@ -170,11 +172,11 @@ def test_small_charts_of_what_my_jobs_do(browser: Browser, alice: User, site: No
     assert 'data-url="/metrics/sparks/"' in page and '<carme-sparks data-job="7">' in page
     answer = json.loads(browser.get("/metrics/sparks/").content)
     assert answer["failure"] == "" and list(answer["jobs"]) == ["7"]  # not another user's
-    mine = answer["jobs"]["7"]
-    assert mine["words"] == "2 GPUs, 45 % busy: 1 did nothing"
-    shown = {chart["title"]: (chart["now"], chart["series"][0]["values"][-1]) for chart in mine["charts"]}
+    sparks = answer["jobs"]["7"]
+    assert sparks["words"] == "2 GPUs, 45 % busy: 1 did nothing"
+    shown = {chart["title"]: (chart["now"], chart["series"][0]["values"][-1]) for chart in sparks["charts"]}
     assert shown == {"GPUs": ("45\xa0%", 45.0), "Processors": ("75\xa0%", 75.0), "Memory": ("25\xa0%", 25.0)}
-    chart = mine["charts"][0]
+    chart = sparks["charts"][0]
     assert chart["spark"] and chart["step"] * (len(chart["series"][0]["values"]) - 1) == 1800
     assert chart["summary"] == "GPUs 45\xa0% on average, at most 45\xa0%"
 
@@ -191,11 +193,13 @@ def test_all_jobs_of_a_user_are_one_question_to_prometheus(
     assert browser.get("/metrics/sparks/").content == first and requested == ["/api/v1/query_range"]
 
 
-def test_nothing_is_shown_of_jobs_that_are_not_mine(other: Browser, bob: User, site: None) -> None:
-    assert list(json.loads(other.get("/metrics/sparks/").content)["jobs"]) == ["8"]
+def test_nothing_is_shown_of_jobs_that_are_not_mine(bobs_browser: Browser, bob: User, site: None) -> None:
+    assert list(json.loads(bobs_browser.get("/metrics/sparks/").content)["jobs"]) == ["8"]
 
 
-def test_what_i_used_this_month_of_what_i_may(browser: Browser, alice: User, still: None) -> None:
+def test_the_use_of_this_month_is_shown_with_its_limit(
+    browser: Browser, alice: User, frozen_clock: None
+) -> None:
     assert words(browser.get("/jobs/month/")) == ""  # nothing yet
     now = timezone.now()
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -134,7 +134,7 @@ def test_copies_and_versions_are_reported(
         ({"name": ""}, "required"),
     ],
 )
-def test_what_cannot_be_entered(
+def test_a_wrong_dataset_is_refused_with_a_sentence(
     browser: Browser, broker: FakeBroker, home: Path, fields: dict[str, str], sentence: str
 ) -> None:
     answer = browser.send(

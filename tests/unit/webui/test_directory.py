@@ -81,9 +81,9 @@ def ldap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LdapSettings]:
         "access to attrs=userPassword by anonymous auth by * none\naccess to * by users read by * none\n"
     )
     people = "".join(PERSON.format(name=name) for name in ("carol", "dora", "eve"))
-    other = PERSON.format(name="eve").replace("uid=eve,ou=people", "cn=eve two,ou=people")
-    other = other.replace("cn: eve Müller", "cn: eve two")
-    (folder / "all.ldif").write_text(LDIF + people + other + GROUP)
+    second_eve = PERSON.format(name="eve").replace("uid=eve,ou=people", "cn=eve two,ou=people")
+    second_eve = second_eve.replace("cn: eve Müller", "cn: eve two")
+    (folder / "all.ldif").write_text(LDIF + people + second_eve + GROUP)
     environment = os.environ | LIBRARIES
     command = [str(SLAPD), "-T", "add", "-f", str(folder / "slapd.conf"), "-l", str(folder / "all.ldif")]
     subprocess.run(command, env=environment, check=True, capture_output=True)
@@ -131,7 +131,7 @@ def test_a_name_is_spelled_as_the_directory_does(ldap: LdapSettings) -> None:
         ("carol\0", "pw of carol"),
     ],
 )  # fmt: skip
-def test_all_else_is_nobody(ldap: LdapSettings, name: str, password: str) -> None:
+def test_wrong_names_and_passwords_find_nobody(ldap: LdapSettings, name: str, password: str) -> None:
     assert look_up(name, password, ldap, SECRET) is None
 
 
@@ -144,7 +144,7 @@ def test_a_server_that_cannot_prove_itself_gets_no_password(ldap: LdapSettings) 
         look_up("carol", "pw of carol", elsewhere, SECRET)
 
 
-def test_who_may_not_ask_gets_a_message(ldap: LdapSettings) -> None:
+def test_a_portal_that_may_not_search_the_directory_reports_it(ldap: LdapSettings) -> None:
     with pytest.raises(LDAPException):
         look_up("carol", "pw of carol", ldap, "wrong")
 
@@ -164,7 +164,7 @@ def sign_in(browser: Browser, name: str, password: str):
     return browser.send("/accounts/login/", "/accounts/login/", login=name, password=password)
 
 
-def test_a_user_of_the_directory_signs_in_and_is_taken_in(
+def test_a_user_of_the_directory_signs_in_and_is_enrolled(
     anonymous: Browser, site: LdapSettings, broker: FakeBroker
 ) -> None:
     assert sign_in(anonymous, "carol", "pw of carol").status_code == 302
@@ -178,7 +178,7 @@ def test_a_user_of_the_directory_signs_in_and_is_taken_in(
     assert len(broker.requests_of("enrol")) == 1 and User.objects.count() == 1
 
 
-def test_who_could_not_be_enrolled_is_at_the_next_sign_in(
+def test_a_failed_enrolment_is_repeated_at_the_next_sign_in(
     anonymous: Browser, site: LdapSettings, broker: FakeBroker
 ) -> None:
     broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
@@ -189,7 +189,7 @@ def test_who_could_not_be_enrolled_is_at_the_next_sign_in(
     assert [requested.name for requested in broker.requests_of("enrol")] == ["carol", "carol"]
 
 
-def test_who_is_an_administrator_follows_the_group(
+def test_administrators_follow_the_group(
     anonymous: Browser, site: LdapSettings, broker: FakeBroker, settings
 ) -> None:
     sign_in(anonymous, "dora", "pw of dora")
@@ -200,7 +200,7 @@ def test_who_is_an_administrator_follows_the_group(
     User.objects.update(is_staff=True)
     second = Browser()
     answer = sign_in(second, "dora", "pw of dora")
-    # A group that there is not is a mistake of the site's, and no reason to believe what was true once.
+    # A missing group is an error of the site; the earlier membership does not count then.
     assert "does not answer" in answer.content.decode()
 
 

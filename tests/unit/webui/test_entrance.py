@@ -134,14 +134,14 @@ def test_any_address_gets_an_answer(address: str) -> None:
 
 # --- who is let in ---------------------------------------------------------------------------------------
 
-MINE, THEIRS = "/jupyter/user/alice/s1/lab", "/jupyter/user/bob/s1/lab"
+OWN_SERVER, FOREIGN_SERVER = "/jupyter/user/alice/s1/lab", "/jupyter/user/bob/s1/lab"
 
 
 def test_ones_own_server_is_open_and_others_are_not(browser: Browser) -> None:
-    mine = cookies(browser)
-    assert admit(MINE, mine, "") == 204
-    assert admit(THEIRS, mine, "") == 403
-    assert admit("/jupyter/hub/home", mine, "") == 403
+    own_cookies = cookies(browser)
+    assert admit(OWN_SERVER, own_cookies, "") == 204
+    assert admit(FOREIGN_SERVER, own_cookies, "") == 403
+    assert admit("/jupyter/hub/home", own_cookies, "") == 403
 
 
 @pytest.mark.parametrize(
@@ -150,35 +150,35 @@ def test_ones_own_server_is_open_and_others_are_not(browser: Browser) -> None:
      "__Host-carme-session=" + "x" * 9999, "__Host-carme-session=a\0b", "carme-session=x; a=y"],
 )  # fmt: skip
 def test_without_a_login_pages_redirect_to_it(db, jar: str) -> None:
-    assert admit(MINE, jar, "") == 401
+    assert admit(OWN_SERVER, jar, "") == 401
 
 
 def test_the_right_cookie_under_another_name_counts_nothing(browser: Browser) -> None:
-    assert admit(MINE, cookies(browser).replace("__Host-", ""), "") == 401
+    assert admit(OWN_SERVER, cookies(browser).replace("__Host-", ""), "") == 401
 
 
 @pytest.mark.parametrize("authorization", ["token abc", "Bearer abc", "bearer  abc", " Token abc"])
 def test_with_a_token_the_hub_decides(db, authorization: str) -> None:
-    assert admit(MINE, "", authorization) == 204
+    assert admit(OWN_SERVER, "", authorization) == 204
     assert admit("/jupyter/user/alice/../bob/", "", authorization) == 403, "but the address must be clear"
 
 
 @pytest.mark.parametrize(
     "authorization", ["Basic abc", "token", "token ", "Bearer", "abc", "tokenabc", "xtoken abc"]
 )
-def test_what_is_no_token_of_the_hub_does_not_count(browser: Browser, authorization: str) -> None:
-    assert admit(MINE, "", authorization) == 401
-    assert admit(THEIRS, cookies(browser), authorization) == 403
+def test_a_token_unknown_to_the_hub_does_not_count(browser: Browser, authorization: str) -> None:
+    assert admit(OWN_SERVER, "", authorization) == 401
+    assert admit(FOREIGN_SERVER, cookies(browser), authorization) == 403
 
 
 def test_signing_out_closes_the_door(browser: Browser) -> None:
     before = cookies(browser)
     browser.send("/accounts/logout/", "/accounts/logout/")
-    assert admit(MINE, before, "") == 401
+    assert admit(OWN_SERVER, before, "") == 401
 
 
 @pytest.mark.parametrize("change", ["password", "inactive", "gone", "login-gone"])
-def test_a_login_that_no_longer_holds_is_none(browser: Browser, alice: User, change: str) -> None:
+def test_an_expired_login_does_not_count(browser: Browser, alice: User, change: str) -> None:
     jar = cookies(browser)
     assert browser.session[SESSION_KEY] == str(alice.pk)
     if change == "password":
@@ -191,15 +191,15 @@ def test_a_login_that_no_longer_holds_is_none(browser: Browser, alice: User, cha
         alice.delete()
     else:
         Login.objects.all().delete()
-    assert admit(MINE, jar, "") == 401
+    assert admit(OWN_SERVER, jar, "") == 401
 
 
-def test_it_costs_two_looks_into_the_database(browser: Browser, django_assert_num_queries) -> None:
+def test_a_check_costs_two_queries_to_the_database(browser: Browser, django_assert_num_queries) -> None:
     jar = cookies(browser)
     with django_assert_num_queries(2):
-        admit(MINE, jar, "")
+        admit(OWN_SERVER, jar, "")
     with django_assert_num_queries(0):
-        admit(MINE, jar, "token abc")
+        admit(OWN_SERVER, jar, "token abc")
         admit("/jupyter/user/alice/../bob/", jar, "")
 
 
@@ -224,13 +224,13 @@ async def test_nginx_gets_a_bare_answer() -> None:
             headers = {name.replace("_", "-"): value for name, value in headers.items()}
             return await nginx.get("/internal/enter", headers=headers)
 
-        answer = await ask(x_original_uri=MINE, cookie=jar)
+        answer = await ask(x_original_uri=OWN_SERVER, cookie=jar)
         assert (answer.status_code, answer.content) == (204, b"")
         assert answer.headers["Cache-Control"] == "no-store" and "Set-Cookie" not in answer.headers
-        assert (await ask(x_original_uri=THEIRS, cookie=jar)).status_code == 403
-        assert (await ask(x_original_uri=MINE)).status_code == 401
+        assert (await ask(x_original_uri=FOREIGN_SERVER, cookie=jar)).status_code == 403
+        assert (await ask(x_original_uri=OWN_SERVER)).status_code == 401
         assert (await ask(cookie=jar)).status_code == 403, "a question without an address"
-        assert (await ask(x_original_uri=THEIRS, authorization="token x")).status_code == 204
+        assert (await ask(x_original_uri=FOREIGN_SERVER, authorization="token x")).status_code == 204
 
 
 @pytest.mark.django_db(transaction=True)
@@ -242,7 +242,7 @@ async def test_nginx_gets_an_answer_while_all_pages_wait() -> None:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=application), base_url="http://127.0.0.1:8100"
         ) as nginx:
-            answer = nginx.get("/internal/enter", headers={"x-original-uri": MINE})
+            answer = nginx.get("/internal/enter", headers={"x-original-uri": OWN_SERVER})
             assert (await asyncio.wait_for(answer, HANG)).status_code == 401
         assert not any(thread.done() for thread in waiting)
     finally:
@@ -251,4 +251,4 @@ async def test_nginx_gets_an_answer_while_all_pages_wait() -> None:
 
 def test_the_other_pages_know_no_such_address(browser: Browser) -> None:
     assert browser.get("/internal/enter").status_code == 404
-    assert browser.get(MINE).status_code == 404
+    assert browser.get(OWN_SERVER).status_code == 404

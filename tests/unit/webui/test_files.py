@@ -128,7 +128,7 @@ def test_a_file_is_sent_in_parts(browser: Browser, home: Path) -> None:
         {"id": "../../etc/x"}, {"id": ""},
     ],
 )  # fmt: skip
-def test_a_strange_part_is_refused(browser: Browser, home: Path, query: dict[str, Any]) -> None:
+def test_an_invalid_part_is_refused(browser: Browser, home: Path, query: dict[str, Any]) -> None:
     answer = put(browser, home / "x", b"abc", **query)
     assert answer.status_code in (409, 422) and answer.json()["message"]
     assert not list(home.iterdir())
@@ -157,7 +157,7 @@ def test_folders_are_made_renamed_and_deleted(browser: Browser, home: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/x", "a\nb", "\x00"])
-def test_a_strange_name_is_refused(browser: Browser, home: Path, name: str) -> None:
+def test_an_invalid_name_is_refused(browser: Browser, home: Path, name: str) -> None:
     (home / "old").mkdir()
     for address, path in (("/files/make/", home), ("/files/rename/", home / "old")):
         answer = browser.send("/files/", address, path=key(path), folder=key(home), name=name)
@@ -196,8 +196,8 @@ def test_what_cannot_be_read_says_why(browser: Browser, home: Path, broker: Fake
 
 
 def test_the_user_is_who_is_signed_in(
-    other: Browser, anonymous: Browser, home: Path, broker: FakeBroker
+    bobs_browser: Browser, anonymous: Browser, home: Path, broker: FakeBroker
 ) -> None:
-    other.get("/files/")
+    bobs_browser.get("/files/")
     assert {request.user for request in broker.requests_of("files")} == {"bob"}
     assert anonymous.get("/files/").status_code == 302

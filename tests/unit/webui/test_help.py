@@ -101,7 +101,7 @@ def test_the_help_of_a_page_leads_to_its_own_section_and_guide(browser: Browser,
 
 
 def test_a_newcomers_hint_is_dismissed_for_good_and_for_one(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker
 ) -> None:
     assert "First time here?" in words(browser.get("/"))
     answer = browser.send("/", "/profile/hints/welcome/")
@@ -110,7 +110,7 @@ def test_a_newcomers_hint_is_dismissed_for_good_and_for_one(
     alice.refresh_from_db()
     assert alice.dismissed == ["welcome"]
     assert "First time here?" not in words(browser.get("/"))
-    assert "First time here?" in words(other.get("/"))
+    assert "First time here?" in words(bobs_browser.get("/"))
     assert browser.send("/", "/profile/hints/nothing/").status_code == 404
     assert browser.get("/profile/hints/welcome/").status_code == 405
 

@@ -178,10 +178,10 @@ def test_without_prometheus_the_curves_come_from_the_exporter(
     assert values["Memory"] == pytest.approx([2], rel=0.01)
     assert found["Memory"]["line"] == {"name": "Requested", "value": 32}
     assert values["Training: loss"] == [2.1]
-    # Speeds need a second look.
+    # Speeds need a second reading.
     assert values["Processors"] == [None]
     assert "while somebody watches" in part and 'hx-get="/jobs/7/use/"' in part
-    # There is no advice on most of a run that nobody has seen.
+    # Without readings of most of the run there is no advice.
     assert "Not yet: too little of the run was seen." in part and "This looks good" not in part
 
 

@@ -56,13 +56,13 @@ def test_a_job_shows_the_end_of_its_log_read_as_its_owner(browser: Browser, brok
     assert {request.user for request in broker.requests_of("log")} == {"alice"}
 
 
-def test_a_log_that_cannot_be_read_is_a_sentence(browser: Browser, broker: FakeBroker) -> None:
+def test_a_log_that_cannot_be_read_is_reported(browser: Browser, broker: FakeBroker) -> None:
     Job.store([broker.put(make_job(1, key=None))])
     page = browser.get("/jobs/1/").content.decode()
     assert "Carme did not start job 1, so it does not know where its log is." in page
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 @pytest.mark.parametrize(
     ("minutes", "left", "level"),
     [(5, 4.9, ""), (5, 1, "near"), (5, 0.4, "urgent"), (60, 16, ""), (60, 10, "near"), (60, 4, "urgent")],
@@ -133,7 +133,9 @@ def test_pages_work_while_the_broker_is_down(browser: Browser) -> None:
         ("<script>", {1, 2, 3, 4, 5}),
     ],
 )
-def test_the_filter(browser: Browser, broker: FakeBroker, state: str, shown: set[int]) -> None:
+def test_the_list_is_filtered_by_state(
+    browser: Browser, broker: FakeBroker, state: str, shown: set[int]
+) -> None:
     kinds = ["PENDING", "RUNNING", "COMPLETED", "CANCELLED", "OUT_OF_MEMORY"]
     Job.store(make_job(number, state=kind) for number, kind in enumerate(kinds, 1))
     page = browser.get("/jobs/", {"state": state}).content.decode()
@@ -309,7 +311,7 @@ def test_the_form_begins_with_the_template_of_a_framework(browser: Browser, name
 
 
 def test_the_template_of_a_framework_has_the_image_of_its_name(browser: Browser) -> None:
-    """Where the site has one; else the default one."""
+    """If the site has such an image; otherwise the default one."""
     folder = Path(settings.SITE.images.directory)
     added = [folder / "dask.sif", folder / "dask.json"]
     try:
@@ -377,7 +379,7 @@ def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_mor
     form = BeautifulSoup(browser.get("/jobs/submit/?job=50").content, "html.parser")
     area, hidden = form.select_one("textarea[name=script]"), form.select_one("[name=script_encoding]")
     assert area and hidden and "stay as they are" in form.get_text(" ", strip=True)
-    # As a browser sends it: the first line end behind the tag is none, the others are those of Windows.
+    # As a browser sends it: it drops the first line end behind the tag, and the others are those of Windows.
     script = area.get_text().removeprefix("\n").replace("\n", "\r\n")
     fields = FIELDS | {"script_encoding": str(hidden["value"])}
     browser.send("/jobs/submit/?job=50", "/jobs/submit/", script=script + "print('ü')\r\n", **fields)
@@ -411,7 +413,7 @@ def test_what_cannot_be_submitted_comes_back_with_the_reason(
         assert not broker.queue
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) -> None:
     began = timezone.now() - timedelta(minutes=10)
     Job.store([
@@ -437,7 +439,7 @@ def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) ->
     )
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 def test_the_time_that_is_left_is_slurms(browser: Browser, broker: FakeBroker) -> None:
     began, later = timezone.now() - timedelta(minutes=10), timezone.now() + timedelta(minutes=57)
     Job.store([
@@ -486,19 +488,16 @@ def test_the_job_of_a_session_leads_to_it(browser: Browser, alice: User, broker:
 
 
 @pytest.mark.parametrize("path", ["cancel", "extend", "resubmit", "recipe", "log", "new"])
-def test_nobody_touches_anothers_job(other: Browser, broker: FakeBroker, path: str) -> None:
+def test_nobody_touches_anothers_job(bobs_browser: Browser, broker: FakeBroker, path: str) -> None:
     Job.store([broker.put(make_job(1, kind="batch"))])
     broker.logs[1] = b"secret"
-    token = other.token("/jobs/submit/")
+    token = bobs_browser.token("/jobs/submit/")
     sends = path in ("cancel", "extend", "resubmit")
-    answer = other.send_with(token, f"/jobs/1/{path}/") if sends else other.get(f"/jobs/1/{path}/")
+    address = f"/jobs/1/{path}/"
+    answer = bobs_browser.send_with(token, address) if sends else bobs_browser.get(address)
     assert answer.status_code == 404
-    assert (
-        not broker.requests_of("cancel")
-        and not broker.requests_of("log")
-        and not broker.requests_of("recipe")
-    )
-    assert other.get("/jobs/submit/?job=1").status_code == 404
+    assert not any(broker.requests_of(kind) for kind in ("cancel", "log", "recipe"))
+    assert bobs_browser.get("/jobs/submit/?job=1").status_code == 404
 
 
 async def test_a_log_is_followed_to_its_end(transactional_db, broker: FakeBroker) -> None:
@@ -513,9 +512,9 @@ async def test_a_log_is_followed_to_its_end(transactional_db, broker: FakeBroker
     assert (await anext(events)).startswith("id: 19\nevent: over")
     with pytest.raises(StopAsyncIteration):
         await anext(events)
-    others = _follow(1, "bob", 0, "en")
-    await anext(others)
-    assert "event: trouble" in await anext(others)
+    bobs_events = _follow(1, "bob", 0, "en")
+    await anext(bobs_events)
+    assert "event: trouble" in await anext(bobs_events)
 
 
 async def test_trouble_with_a_log_is_in_the_readers_language_and_leads_to_the_help(
@@ -563,7 +562,7 @@ def test_names_from_slurm_are_escaped(browser: Browser, broker: FakeBroker) -> N
         assert "<img src=x" not in browser.get(path).content.decode()
 
 
-def test_a_job_says_where_it_began(browser: Browser, other: Browser, broker: FakeBroker) -> None:
+def test_a_job_says_where_it_began(browser: Browser, bobs_browser: Browser, broker: FakeBroker) -> None:
     Job.store([broker.put(make_job(7, kind="batch", started=NOW))])
     assert "/jobs/7/facts/" in browser.get("/jobs/7/").content.decode()
     assert "no Git repository" in browser.get("/jobs/7/facts/").content.decode()
@@ -574,7 +573,7 @@ def test_a_job_says_where_it_began(browser: Browser, other: Browser, broker: Fak
     assert "sha256:12" in page and "a" * 40 in page and "<b>" not in page and "<i>" not in page
     broker.facts[7] = JobFacts(login="Your login files <had> not ended.")
     assert "Your login files &lt;had&gt; not ended." in browser.get("/jobs/7/facts/").content.decode()
-    assert other.get("/jobs/7/facts/").status_code == 404
+    assert bobs_browser.get("/jobs/7/facts/").status_code == 404
 
 
 def test_what_sbatch_lines_ask_for_is_read_while_they_are_written(browser: Browser) -> None:

@@ -78,7 +78,7 @@ def test_a_session_that_somebody_else_began_is_not_the_one_of_the_login(
         assert attacker.get("/jobs/").status_code == 302
 
 
-def test_guessing_is_stopped(anonymous: Browser, alice: User) -> None:
+def test_guessing_a_password_is_stopped(anonymous: Browser, alice: User) -> None:
     answers = [sign_in(anonymous, f"guess {number}") for number in range(6)]
     assert "Too many failed login attempts" in answers[-1].content.decode()
     # The right password does not help anyone who guesses on.
@@ -174,7 +174,7 @@ def test_a_changed_password_ends_all_other_logins(
         ({"new": "password1234", "again": "password1234"}, "too common"),
     ],
 )
-def test_what_is_no_new_password(
+def test_a_weak_or_wrong_password_is_refused(
     browser: Browser, alice: User, fields: dict[str, str], sentence: str
 ) -> None:
     answer = change(browser, **fields)

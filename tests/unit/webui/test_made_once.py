@@ -45,8 +45,8 @@ def page(browser: Browser, path: str = "/") -> str:
     return answer.content.decode()
 
 
-def test_it_is_queried_again_after_a_change_and_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, remembering: None
+def test_a_shared_value_is_queried_again_after_a_change_and_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, caching: None
 ) -> None:
     queried: list[int] = []
 
@@ -64,13 +64,13 @@ def test_it_is_queried_again_after_a_change_and_after_a_while(
     assert [shared("test", query), shared("test", query)] == [3, 4]
 
 
-def test_what_changes_while_it_is_queried_is_not_missed(remembering: None) -> None:
+def test_what_changes_while_it_is_queried_is_not_missed(caching: None) -> None:
     queried: list[int] = []
 
     def query() -> int:
         queried.append(1)
         if len(queried) == 1:
-            notifier.notify_all()  # after the look, before the answer
+            notifier.notify_all()  # after the poll, before the answer
         return len(queried)
 
     assert [shared("test", query) for _ in range(3)] == [1, 2, 2]
@@ -84,7 +84,7 @@ def test_each_language_has_its_own_key() -> None:
 
 
 def test_news_and_maintenance_are_on_pages_at_once_and_go_at_once(
-    root: Browser, browser: Browser, broker: FakeBroker, remembering: None
+    root: Browser, browser: Browser, broker: FakeBroker, caching: None
 ) -> None:
     assert "New GPUs" not in page(browser) and "cables" not in page(browser, "/jobs/")
     form = "/announcements/new/"
@@ -100,7 +100,7 @@ def test_news_and_maintenance_are_on_pages_at_once_and_go_at_once(
 
 
 def test_why_the_mirror_is_silent_is_reported_at_once(
-    browser: Browser, broker: FakeBroker, remembering: None
+    browser: Browser, broker: FakeBroker, caching: None
 ) -> None:
     Mirror.load()
     assert "is away" not in page(browser)
@@ -190,7 +190,7 @@ def test_where_no_thread_can_be_made_a_later_page_asks(
     assert shown._cached("test", lambda: "new") == "new"
 
 
-def test_those_who_want_a_new_answer_at_the_same_time_share_one(broker: FakeBroker) -> None:
+def test_concurrent_requests_for_a_new_answer_share_one(broker: FakeBroker) -> None:
     waiting, requested, answer = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
     lock, questions = threading.Lock(), list[int]()
 
@@ -211,13 +211,13 @@ def test_those_who_want_a_new_answer_at_the_same_time_share_one(broker: FakeBrok
         try:
             first = pages.submit(shown._cached, "test", ask, anew=True)
             assert requested.acquire(timeout=HANG)
-            others = [pages.submit(shown._cached, "test", ask, anew=True) for _ in range(3)]
+            later = [pages.submit(shown._cached, "test", ask, anew=True) for _ in range(3)]
             for _ in range(4):
                 assert waiting.acquire(timeout=HANG)
         finally:
             answer.set()
         # The first request was sent before the others came: its answer may be too old for them.
-        assert first.result(HANG) == 1 and [future.result(HANG) for future in others] == [2, 2, 2]
+        assert first.result(HANG) == 1 and [future.result(HANG) for future in later] == [2, 2, 2]
     assert shown._cached("test", ask, anew=True) == 3
 
 
@@ -286,7 +286,7 @@ def test_a_failure_is_shown_no_longer_however_long_it_took(
     assert shown["broker-failed-new"] == least < cluster.REST_SECONDS
 
 
-def test_what_is_derived_of_a_snapshot_is_made_once_and_forgotten_with_it() -> None:
+def test_values_derived_from_a_snapshot_are_computed_once_and_dropped_with_it() -> None:
     values, created = DerivedValues(), list[str]()
 
     def make(word: str) -> str:
@@ -346,7 +346,7 @@ def test_pages_find_what_they_derive_of_a_new_answer(
 
 
 def test_a_large_cluster_is_written_once_for_all_readers_and_nobody_sees_anothers_partition(
-    program: Program, bob: User, broker: FakeBroker, remembering: None, monkeypatch: pytest.MonkeyPatch
+    program: Program, bob: User, broker: FakeBroker, caching: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = Partition(name="mine", hidden=True, accounts=["physics"], node_names=["n1"])
     partitions = [*broker.cluster.partitions, hidden]
@@ -356,13 +356,12 @@ def test_a_large_cluster_is_written_once_for_all_readers_and_nobody_sees_another
     written: list[int] = []
     dump = schemas.dump_nodes
     monkeypatch.setattr(schemas, "dump_nodes", lambda nodes: written.append(len(nodes)) or dump(nodes))
-    others, answers = program_of(bob), list[Any]()
+    bobs_program, answers = program_of(bob), list[Any]()
     for _ in range(2):
-        answers = [who.ask("get", "cluster") for who in (program, others)]
+        answers = [who.ask("get", "cluster") for who in (program, bobs_program)]
         hers, his = (Overview.model_validate_json(answer.content) for answer in answers)
-        assert {partition.name for partition in hers.partitions} - {
-            partition.name for partition in his.partitions
-        } == {"mine"}
+        names, known = ({partition.name for partition in each.partitions} for each in (hers, his))
+        assert names - known == {"mine"}
         assert hers.nodes == his.nodes == broker.cluster.nodes and hers.gpus == his.gpus
         assert hers.taken == his.taken
     assert written == [3]
@@ -402,7 +401,7 @@ def test_a_mirror_that_nobody_reads_is_reported(
 
 
 def test_pages_say_at_once_that_the_mirror_is_read_again(
-    browser: Browser, broker: FakeBroker, remembering: None
+    browser: Browser, broker: FakeBroker, caching: None
 ) -> None:
     Mirror.load()
     Mirror.objects.update(updated=timezone.now() - 2 * OLD_AFTER, cursor="", swept=timezone.now())
@@ -412,7 +411,7 @@ def test_pages_say_at_once_that_the_mirror_is_read_again(
 
 
 def test_links_for_administrators_are_theirs_alone(
-    root: Browser, browser: Browser, broker: FakeBroker, remembering: None
+    root: Browser, browser: Browser, broker: FakeBroker, caching: None
 ) -> None:
     for path, here in (("/", "/"), ("/jobs/", "/jobs/"), ("/images/", "/images/")):
         for who, staff in ((root, True), (browser, False), (root, True)):
@@ -422,7 +421,7 @@ def test_links_for_administrators_are_theirs_alone(
 
 
 def test_what_only_one_may_start_in_is_in_no_other_form(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, caching: None
 ) -> None:
     now = timezone.now()
     project = Project.objects.create(name="secret", title="The secret one", granted=now)
@@ -441,24 +440,25 @@ def test_what_only_one_may_start_in_is_in_no_other_form(
     )
     hers = ("The secret one", "Hers alone", "Her booking", "Her preset")
     for _ in range(2):
-        shown, others = page(browser), page(other)
+        shown, bobs_page = page(browser), page(bobs_browser)
         assert all(words in shown for words in hers)
-        assert not [words for words in hers if words in others]
+        assert not [words for words in hers if words in bobs_page]
     # What an address fills in is in that page alone.
     assert 'value="Only &lt;mine&gt;"' in page(browser, "/?title=Only+<mine>&nodes=2")
-    assert "Only" not in page(other) and "Only" not in page(browser)
+    assert "Only" not in page(bobs_browser) and "Only" not in page(browser)
 
 
-def test_one_form_is_made_for_all_of_whom_it_is_true(
-    browser: Browser, other: Browser, broker: FakeBroker, remembering: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_users_with_the_same_options_share_one_form(
+    browser: Browser, bobs_browser: Browser, broker: FakeBroker, caching: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     created: list[str | None] = []
     make = StartForm._rendered
     monkeypatch.setattr(
         StartForm, "_rendered", lambda form: created.append(translation.get_language()) or make(form)
     )
     first = page(browser)
-    page(other)
+    page(bobs_browser)
     assert created == ["en"]
     german = browser.get("/", headers={"accept-language": "de"}).content.decode()
     assert created == ["en", "de"] and "Stunden" in german and ">Hours</label>" in first
@@ -471,7 +471,7 @@ def test_one_form_is_made_for_all_of_whom_it_is_true(
     assert 'value="99"' not in page(browser) and created == ["en", "de", "en"]
 
 
-def test_sessions_of_late_are_those_that_run_and_a_few_that_ended(alice: User, bob: User) -> None:
+def test_recent_sessions_are_those_that_run_and_a_few_that_ended(alice: User, bob: User) -> None:
     now = timezone.now()
     options = {"image": "torch", "minutes": 60, "title": ""}
 
@@ -503,7 +503,7 @@ def test_who_is_named_in_a_booking_may_use_it(alice: User, bob: User) -> None:
         start=now, end=now + timedelta(hours=2), state="approved", reserved=now,
     )  # fmt: skip
     assert Booking.usable(alice, now) == [row] == Booking.usable(bob, now)
-    assert Booking.usable(ali, now) == [] == Booking.related_to(ali)  # a part of a name is none
+    assert Booking.usable(ali, now) == [] == Booking.related_to(ali)  # a part of a name does not match
     Booking.objects.update(offered_to=ali)
     assert Booking.related_to(ali) == [row] and Booking.usable(ali, now) == []
     Booking.objects.update(state="ended")
@@ -527,14 +527,14 @@ def booked(owner: User, node: str, title: str, **values: Any) -> Booking:
 
 
 def test_the_calendar_shows_nobody_what_is_anothers(
-    root: Browser, browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any,
-    remembering: None,
+    root: Browser, browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any,
+    caching: None,
 ) -> None:  # fmt: skip
     hers = booked(alice, "n1", "Her <plan>")
     broker.queue[7] = make_job(7, user="alice", state="RUNNING", started=timezone.now(), node_list="n2")
     address = f'href="{hers.get_absolute_url()}"'
     for _ in range(2):
-        for who, shown in ((other, False), (browser, True), (other, False), (root, True)):
+        for who, shown in ((bobs_browser, False), (browser, True), (bobs_browser, False), (root, True)):
             table = page(who, "/bookings/").split("<tbody>")[1].split("</tbody>")[0]
             assert ("Her &lt;plan&gt;" in table, address in table) == (shown, shown), who
             assert ("My job 7" in table) is (who is browser)
@@ -543,27 +543,29 @@ def test_the_calendar_shows_nobody_what_is_anothers(
             assert table.count("<tr>") == 2
     hers.users = ["bob"]
     hers.save()
-    assert "Her &lt;plan&gt;" in page(other, "/bookings/") and 'class="shared"' in page(other, "/bookings/")
+    calendar = page(bobs_browser, "/bookings/")
+    assert "Her &lt;plan&gt;" in calendar and 'class="shared"' in calendar
 
 
 def test_changes_of_bookings_are_in_everybodys_calendar_at_once(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, caching: None
 ) -> None:
     def taken(who: Browser) -> int:
         return page(who, "/bookings/").split("<tbody>")[1].count('class="item"')
 
-    assert (taken(browser), taken(other)) == (0, 0)
+    assert (taken(browser), taken(bobs_browser)) == (0, 0)
     hers = booked(alice, "n1", "plan")
-    assert (taken(browser), taken(other)) == (1, 1)
+    assert (taken(browser), taken(bobs_browser)) == (1, 1)
     requested = booked(alice, "n2", "wanted", state="requested")
-    assert (taken(browser), taken(other)) == (2, 2) and 'class="requested"' in page(other, "/bookings/")
-    assert hers.move(Cause.CANCELLED) and (taken(browser), taken(other)) == (1, 1)
+    assert (taken(browser), taken(bobs_browser)) == (2, 2)
+    assert 'class="requested"' in page(bobs_browser, "/bookings/")
+    assert hers.move(Cause.CANCELLED) and (taken(browser), taken(bobs_browser)) == (1, 1)
     requested.delete()
-    assert (taken(browser), taken(other)) == (0, 0)
+    assert (taken(browser), taken(bobs_browser)) == (0, 0)
 
 
 def test_the_calendar_requests_what_runs_and_no_jobs_that_wait(
-    browser: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+    browser: Browser, alice: User, broker: FakeBroker, rules: Any, caching: None
 ) -> None:
     broker.queue[7] = make_job(7, user="alice", state="RUNNING", started=timezone.now(), node_list="n2")
     assert "My job 7" in page(browser, "/bookings/")
@@ -571,7 +573,7 @@ def test_the_calendar_requests_what_runs_and_no_jobs_that_wait(
 
 
 def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None,
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker, rules: Any, caching: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     created: list[str | None] = []
@@ -580,12 +582,13 @@ def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
         table, "_make", lambda *given: created.append(translation.get_language()) or make(*given)
     )
     booked(alice, "n1", "plan")
-    for who in (browser, other, browser):
+    for who in (browser, bobs_browser, browser):
         page(who, "/bookings/")
     assert created == ["en"]
-    german = other.get("/bookings/", headers={"accept-language": "de"}).content.decode()
-    assert created == ["en", "de"] and "Gebucht" in german and "Gebucht" not in page(other, "/bookings/")
-    page(other, "/bookings/?view=day")
+    german = bobs_browser.get("/bookings/", headers={"accept-language": "de"}).content.decode()
+    assert created == ["en", "de"] and "Gebucht" in german
+    assert "Gebucht" not in page(bobs_browser, "/bookings/")
+    page(bobs_browser, "/bookings/?view=day")
     assert created == ["en", "de", "en"]
 
 

@@ -21,12 +21,12 @@ from carme_webui.projects.models import Membership, Project
 from .conftest import Browser
 from .fake_broker import NOW, FakeBroker, make_job
 
-MINE = Scope.of_user("alice")
+SCOPE = Scope.of_user("alice")
 JOBS = {"alice": (1, "research"), "bob": (2, "research"), "carol": (3, "physics"), "dan": (4, "carme-vision")}
 
 
 def samples() -> str:
-    """A job of each user over the last hour, and figures of nobody's."""
+    """Series of a job of each user over the last hour, and of no user."""
     now = int(time.time())
     lines = ["# TYPE carme_job_cpus gauge"]
     for user, (job, account) in JOBS.items():
@@ -81,9 +81,9 @@ def users_in(answer) -> set[str]:
     ],
 )
 def test_each_selector_gets_the_matcher(query: str, held: str) -> None:
-    assert MINE.query(query) == held
+    assert SCOPE.query(query) == held
     # What was written is read again as it is.
-    assert MINE.query(held).replace(',user="alice",user="alice"', ',user="alice"') != query
+    assert SCOPE.query(held).replace(',user="alice",user="alice"', ',user="alice"') != query
 
 
 def test_names_are_quoted() -> None:
@@ -99,10 +99,10 @@ def test_names_are_quoted() -> None:
 )  # fmt: skip
 def test_what_cannot_be_held_to_a_scope_is_refused(query: str) -> None:
     with pytest.raises(InvalidRequest):
-        MINE.query(query)
+        SCOPE.query(query)
 
 
-#: Ways to the series of others; each must show nothing of theirs.
+#: Queries for the series of other users; each must return none of them.
 ATTACKS = [
     "carme_job_cpus",
     'carme_job_cpus{user="bob"}',
@@ -142,9 +142,9 @@ def test_nobody_sees_series_of_others(browser: Browser, site: None, query: str) 
         assert answer.status_code == 400
 
 
-def test_one_sees_one_s_own(browser: Browser, other: Browser, site: None) -> None:
+def test_users_see_their_own_series(browser: Browser, bobs_browser: Browser, site: None) -> None:
     assert users_in(ask(browser, "carme_job_cpus")) == {"alice"}
-    assert users_in(ask(other, "carme_job_cpus")) == {"bob"}
+    assert users_in(ask(bobs_browser, "carme_job_cpus")) == {"bob"}
     now = time.time()
     span = {"start": str(now - 600), "end": str(now - 60), "step": "60"}
     assert users_in(ask(browser, "carme_job_cpus", question="query_range", **span)) == {"alice"}
@@ -164,7 +164,7 @@ def test_names_and_values_of_others_are_not_reported(browser: Browser, site: Non
     assert values == ["alice"]
 
 
-def test_who_leads_an_account_sees_its_jobs(browser: Browser, site: None, broker: FakeBroker) -> None:
+def test_coordinators_of_an_account_see_its_jobs(browser: Browser, site: None, broker: FakeBroker) -> None:
     assert ask(browser, "carme_job_cpus", "account/research").status_code == 403
     broker.leads["alice"] = ["research"]
     from django.core.cache import cache
@@ -185,8 +185,8 @@ def test_managers_see_their_project_and_members_do_not(
     member.save()
     assert users_in(ask(browser, "carme_job_cpus", "account/carme-vision")) == {"dan"}
     assert users_in(ask(browser, 'carme_job_cpus{account="physics"}', "account/carme-vision")) == set()
-    for other in ("vision", "physics", "carme-speech"):
-        assert ask(browser, "carme_job_cpus", f"account/{other}").status_code == 403
+    for account in ("vision", "physics", "carme-speech"):
+        assert ask(browser, "carme_job_cpus", f"account/{account}").status_code == 403
     project.closed = timezone.now()
     project.save()
     assert ask(browser, "carme_job_cpus", "account/carme-vision").status_code == 403

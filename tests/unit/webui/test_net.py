@@ -11,7 +11,9 @@ from .conftest import Browser
 from .fake_broker import NOW, FakeBroker, make_job
 
 
-def test_a_job_draws_its_petri_net_as_an_image(browser: Browser, other: Browser, broker: FakeBroker) -> None:
+def test_a_job_draws_its_petri_net_as_an_image(
+    browser: Browser, bobs_browser: Browser, broker: FakeBroker
+) -> None:
     Job.store([broker.put(make_job(7, kind="batch", started=NOW))])
     assert BeautifulSoup(browser.get("/jobs/7/").content, "html.parser").select_one(
         "#net[hx-get='/jobs/7/net/']"
@@ -40,7 +42,7 @@ def test_a_job_draws_its_petri_net_as_an_image(browser: Browser, other: Browser,
     )
     assert "It has failed. Transition <i> failed." in section().text
     assert not section().select("img, i") and "too large to be drawn" in section().text
-    assert other.get("/jobs/7/net/").status_code == 404
+    assert bobs_browser.get("/jobs/7/net/").status_code == 404
     Job.store([broker.put(make_job(7, kind="batch", started=NOW, ended=NOW, state="COMPLETED"))])
     assert not section().has_attr("hx-get")
 

@@ -186,9 +186,9 @@ def test_a_mail_that_may_have_been_taken_is_not_sent_again(post: MailServer, rea
 
 
 @pytest.mark.parametrize("address", ["nobody", "a@b\nBcc: all@example.org", "ä@example.org\r\n", "@"])
-def test_a_strange_address_keeps_no_other_mail(post: MailServer, reachable: User, address: str) -> None:
-    other = User.objects.create(username="carol", email=address)
-    notify(other, "One.")
+def test_an_invalid_address_delays_no_other_mail(post: MailServer, reachable: User, address: str) -> None:
+    unreachable = User.objects.create(username="carol", email=address)
+    notify(unreachable, "One.")
     notify(reachable, "Two.\r\nSubject: three")
     send_due()
     mail = next(mail for mail in post.mails if mail["To"] == "alice@example.org")
@@ -223,7 +223,7 @@ def test_each_user_chooses(browser: Browser, reachable: User, post: MailServer) 
     notify(reachable, "Ready.", Kind.SESSION_READY)
     notify(reachable, "Ends.", Kind.SESSION_ENDS)
     assert not notices_of(reachable, Kind.SESSION_READY) and not notices_of(reachable, Kind.SESSION_ENDS)
-    notify(reachable, "Account.", Kind.ACCOUNT)  # what nobody can do without
+    notify(reachable, "Account.", Kind.ACCOUNT)  # what cannot be turned off
     assert unread(reachable) == 2 and send_due() == 1
     choose(mail=["session-ends"])
     reachable.refresh_from_db()

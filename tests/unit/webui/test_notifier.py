@@ -39,16 +39,16 @@ async def test_users_who_wait_are_woken_by_changes_of_their_own() -> None:
     notifying, waiting = Notifier(REDIS.address), Notifier(REDIS.address)
     seen = notifying.version("alice")
     page = asyncio.create_task(waiting.wait("alice", seen, LONG))
-    other = asyncio.create_task(waiting.wait("bob", waiting.version("bob"), LONG))
+    bobs_page = asyncio.create_task(waiting.wait("bob", waiting.version("bob"), LONG))
     await subscribed(waiting)
     await asyncio.to_thread(notifying.notify, ["bob"])
-    assert await other != seen and not page.done()
+    assert await bobs_page != seen and not page.done()
     await asyncio.to_thread(notifying.notify, ["alice"])
     assert await page == waiting.version("alice") == notifying.version("alice") != seen
 
 
 async def subscribed(*notifiers: Notifier) -> None:
-    """Wait until these hear of changes in this event loop: Redis knows of a subscription before they do."""
+    """Wait until these notifiers receive changes in this event loop: Redis knows a subscription earlier."""
     loop = asyncio.get_running_loop()
     while not all(loop in each._listeners and each._listeners[loop].hears for each in notifiers):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
@@ -181,20 +181,20 @@ async def test_the_listening_ends_whenever_it_is_cancelled(monkeypatch: pytest.M
     """Waits of redis-py can swallow a cancellation; a process of the portal would then not end."""
     monkeypatch.setattr(notifier_module, "PAUSE", 0.01)
     for milliseconds in range(60):
-        notifier, others = Notifier(REDIS.address), asyncio.all_tasks()
+        notifier, earlier_tasks = Notifier(REDIS.address), asyncio.all_tasks()
         waiting = asyncio.create_task(notifier.wait("alice", notifier.version("alice"), LONG))
         await subscribed(notifier)
         with REDIS.client() as client:
             client.publish(CHANGES, "no JSON")  # it subscribes anew
         await waiting
         await asyncio.sleep(milliseconds / 2000)  # somewhere in that
-        (listening,) = [task for task in asyncio.all_tasks() - others if "_follow" in repr(task)]
+        (listening,) = [task for task in asyncio.all_tasks() - earlier_tasks if "_follow" in repr(task)]
         listening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(listening, LONG)
 
 
-def test_without_a_redis_pages_do_not_all_look_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_redis_pages_do_not_all_poll_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     notifier, users = Notifier("memory://"), [f"user{number}" for number in range(100)]
     monkeypatch.setattr("time.time", lambda: 1_000_000.0)
     before = [notifier.version(user) for user in users]
@@ -203,7 +203,7 @@ def test_without_a_redis_pages_do_not_all_look_at_the_same_time(monkeypatch: pyt
     assert 15 < changed < 55
 
 
-async def test_without_a_redis_open_pages_look_for_changes() -> None:
+async def test_without_a_redis_open_pages_poll_for_changes() -> None:
     notifier = Notifier("memory://")
     notifier.notify(["alice"])
     seen = notifier.version("alice")
@@ -283,7 +283,7 @@ def test_the_sync_starts_what_was_requested_and_follows_it(broker: FakeBroker, h
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_session_is_looked_after_by_one_thread_at_a_time(
+def test_one_session_is_synced_by_one_thread_at_a_time(
     broker: FakeBroker, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice = User.objects.create_user("alice", password=PASSWORD)

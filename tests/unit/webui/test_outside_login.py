@@ -63,7 +63,7 @@ def is_refused(browser: Browser, answer: Any, sentence: str) -> bool:
     )
 
 
-def test_who_signs_in_there_is_signed_in_here(anonymous: Browser, provider: Provider, outsider: User) -> None:
+def test_a_user_of_the_provider_is_signed_in(anonymous: Browser, provider: Provider, outsider: User) -> None:
     page = anonymous.get("/accounts/login/?next=/jobs/").content.decode()
     assert "Sign in with Example University" in page and "/accounts/outside/?next=/jobs/" in page
     there = anonymous.get(f"{BEGIN}?next=/jobs/")
@@ -111,9 +111,9 @@ def test_an_answer_to_another_browser_or_a_second_time_is_refused(
     victim = Browser()
     assert is_refused(victim, victim.get(f"{BEGIN}back/?{urlencode(query)}"), "was not accepted")
     # A code of one's own with the state of another sign-in: PKCE's verifier does not fit.
-    mine = provider.authorize(anonymous.get(BEGIN)["Location"])
-    other = provider.authorize(Browser().get(BEGIN)["Location"])
-    answer = anonymous.get(f"{BEGIN}back/?{urlencode(mine | {'code': other['code']})}")
+    own_reply = provider.authorize(anonymous.get(BEGIN)["Location"])
+    other_reply = provider.authorize(Browser().get(BEGIN)["Location"])
+    answer = anonymous.get(f"{BEGIN}back/?{urlencode(own_reply | {'code': other_reply['code']})}")
     assert is_refused(anonymous, answer, "was not accepted")
     again = provider.authorize(anonymous.get(BEGIN)["Location"])
     assert anonymous.get(f"{BEGIN}back/?{urlencode(again)}")["Location"] == "/"
@@ -122,7 +122,7 @@ def test_an_answer_to_another_browser_or_a_second_time_is_refused(
 
 
 @pytest.mark.parametrize("name", [None, 7, "", "alice/x", "root;x", "1000", "a" * 65])
-def test_what_is_no_accounts_name_signs_nobody_in(
+def test_an_invalid_account_name_signs_nobody_in(
     anonymous: Browser, provider: Provider, outsider: User, name: Any
 ) -> None:
     provider.claims |= {"preferred_username": name, "email": "alice@example.org", "email_verified": True}

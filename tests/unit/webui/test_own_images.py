@@ -34,7 +34,7 @@ def vision(alice: User, broker: FakeBroker) -> Project:
 
 
 def end(broker: FakeBroker, row: OwnImage, state: str = "COMPLETED", **result: Any) -> None:
-    """The job that builds it ends, and has left this."""
+    """End the job that builds the image, with this result."""
     assert row.job_id is not None
     job = broker.queue[row.job_id]
     broker.put(job.model_copy(update={"state": JobState(state), "ended": NOW, "exit_code": 0}))
@@ -176,15 +176,15 @@ def test_the_api_builds_shows_and_deletes(program: Program, broker: FakeBroker, 
 
 
 def test_nobody_uses_an_image_that_is_not_shared(
-    browser: Browser, other: Browser, bob: User, broker: FakeBroker, hub: FakeHub
+    browser: Browser, bobs_browser: Browser, bob: User, broker: FakeBroker, hub: FakeHub
 ) -> None:
     browser.send("/images/build/", "/images/build/", **PROPOSED)
     end(broker, OwnImage.objects.get())
     for page in (PAGE, f"{PAGE}live/", f"{PAGE}delete/"):
-        assert other.get(page).status_code == 404
-    assert other.get("/images/at/%00@alice/").status_code == 404
-    assert "mine@alice" not in text(other.get("/images/"))
-    assert start(other, "mine@alice").status_code == 422
+        assert bobs_browser.get(page).status_code == 404
+    assert bobs_browser.get("/images/at/%00@alice/").status_code == 404
+    assert "mine@alice" not in text(bobs_browser.get("/images/"))
+    assert start(bobs_browser, "mine@alice").status_code == 422
     api = program_of(bob)
     assert api.ask("GET", "images/own/mine@alice").status_code == 404
     assert api.ask("DELETE", "images/own/mine@alice").status_code == 404
@@ -200,7 +200,7 @@ def test_nobody_uses_an_image_that_is_not_shared(
 
 def test_members_of_a_project_start_in_what_is_shared_until_they_leave(
     browser: Browser,
-    other: Browser,
+    bobs_browser: Browser,
     bob: User,
     vision: Project,
     broker: FakeBroker,
@@ -216,21 +216,21 @@ def test_members_of_a_project_start_in_what_is_shared_until_they_leave(
     recipe = json.loads(broker.requests_of("submit")[0].request.files[RECIPE])
     assert recipe["shared"] and row.file.startswith("/scratch/vision/mine-")
     end(broker, row)
-    assert other.get(PAGE).status_code == 404
+    assert bobs_browser.get(PAGE).status_code == 404
 
     member = Membership.objects.create(project=vision, user=bob)
-    page = text(other.get(PAGE))
+    page = text(bobs_browser.get(PAGE))
     assert "numpy 2.1" in page and PROPOSED["text"] not in page and "Delete" not in page
-    assert other.send("/images/", f"{PAGE}delete/").status_code == 404
-    assert start(other, "mine@alice").status_code == 302
+    assert bobs_browser.send("/images/", f"{PAGE}delete/").status_code == 404
+    assert start(bobs_browser, "mine@alice").status_code == 302
     assert started(hub)["image_file"]["digest"] == DIGEST
     member.delete()
-    assert start(other, "mine@alice").status_code == 422
+    assert start(bobs_browser, "mine@alice").status_code == 422
 
 
 def test_an_image_that_is_built_is_shared_and_taken_back(
     browser: Browser,
-    other: Browser,
+    bobs_browser: Browser,
     bob: User,
     vision: Project,
     broker: FakeBroker,
@@ -253,23 +253,23 @@ def test_an_image_that_is_built_is_shared_and_taken_back(
     assert browser.send(share, share, project="speech", folder=str(tmp_path)).status_code == 422
     answer = browser.send(share, share, project="vision", folder=str(tmp_path / "missing"))
     assert answer.status_code == 422 and first.exists()
-    assert other.get(PAGE).status_code == 404 and other.get(share).status_code == 404
+    assert bobs_browser.get(PAGE).status_code == 404 and bobs_browser.get(share).status_code == 404
 
     assert browser.send(share, share, project="vision", folder=f"{tmp_path}/").status_code == 302
     row.refresh_from_db()
     (file,) = tmp_path.iterdir()
     assert str(file) == row.file and file.read_bytes() == b"image" and not first.exists()
     assert file.stat().st_mode & 0o777 == 0o644
-    assert "mine@alice" in text(other.get("/"))
-    assert other.get(share).status_code == 404
-    assert start(other, "mine@alice").status_code == 302
+    assert "mine@alice" in text(bobs_browser.get("/"))
+    assert bobs_browser.get(share).status_code == 404
+    assert start(bobs_browser, "mine@alice").status_code == 302
     assert started(hub)["image_file"] == {"file": row.file, "digest": DIGEST}
 
     assert browser.send(share, share, project="").status_code == 302
     (private,) = tmp_path.iterdir()
     assert private != file and private.stat().st_mode & 0o777 == 0o600
-    assert other.get(PAGE).status_code == 404
-    assert start(other, "mine@alice").status_code == 422
+    assert bobs_browser.get(PAGE).status_code == 404
+    assert start(bobs_browser, "mine@alice").status_code == 422
     assert "mine@alice" in text(browser.get("/"))
 
 

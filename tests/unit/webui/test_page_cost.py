@@ -1,4 +1,4 @@
-"""What a page costs in round trips: questions to Redis and to the database, which no busy machine changes."""
+"""What a page costs in round trips to Redis and the database, whose number no busy machine changes."""
 
 import threading
 from datetime import timedelta
@@ -36,7 +36,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def site(alice: User, broker: FakeBroker, rules: Any, remembering: None) -> None:
+def site(alice: User, broker: FakeBroker, rules: Any, caching: None) -> None:
     """Alice has a job, a booking and a project; caches hold."""
     now = timezone.now()
     Mirror.load()
@@ -109,11 +109,11 @@ def test_bookings_of_others_come_with_their_owners(alice: User, bob: User, site:
 
 @needs_redis
 def test_versions_are_read_once_until_the_request_itself_reports_a_change(sent: list[Any]) -> None:
-    others = Notifier(REDIS.address)
+    other_process = Notifier(REDIS.address)
 
     def change() -> None:
         """As another process does."""
-        thread = threading.Thread(target=others.notify, args=(["alice"],))
+        thread = threading.Thread(target=other_process.notify, args=(["alice"],))
         thread.start()
         thread.join()
 
@@ -131,7 +131,7 @@ def test_versions_are_read_once_until_the_request_itself_reports_a_change(sent: 
         notifier.notify(["alice"])
         assert notifier.version("alice") != second
     change()
-    assert notifier.version("alice") == others.version("alice")
+    assert notifier.version("alice") == other_process.version("alice")
 
 
 @pytest.mark.parametrize("alias", ["pages", "calendars"])

@@ -51,7 +51,9 @@ def test_pages_need_nothing_that_the_policy_forbids(
     assert not re.search(r"(?:src|href)=\"(?:https?:)?//", html)
 
 
-def test_datasets_of_the_site(browser: Browser, broker: FakeBroker, tmp_path: Path, settings: Any) -> None:
+def test_datasets_of_the_site_are_listed(
+    browser: Browser, broker: FakeBroker, tmp_path: Path, settings: Any
+) -> None:
     assert "no datasets yet" in browser.get("/datasets/").content.decode()
     staging = settings.SITE.staging.model_copy(update={"datasets": tmp_path / "site"})
     settings.SITE = settings.SITE.model_copy(update={"staging": staging})
@@ -88,7 +90,7 @@ def test_static_files_are_bundled_and_hashed(anonymous: Browser) -> None:
 
 
 @pytest.mark.parametrize("url", ["/sessions/start/", "/accounts/logout/", "/accounts/login/"])
-def test_a_form_from_elsewhere_is_refused_in_the_sites_look(
+def test_a_form_of_another_site_is_refused_with_the_portals_error_page(
     browser: Browser, broker: FakeBroker, url: str
 ) -> None:
     answer = browser.post(url, {"title": "x"}, headers={"origin": "https://evil.example"})
@@ -102,7 +104,7 @@ def test_start_takes_posts_only(browser: Browser, broker: FakeBroker, method: st
     assert answer.status_code in (403, 405)
 
 
-def test_not_found(browser: Browser, anonymous: Browser) -> None:
+def test_an_unknown_page_is_not_found(browser: Browser, anonymous: Browser) -> None:
     for client in (browser, anonymous):
         answer = client.get("/nowhere/<script>alert(1)</script>")
         assert answer.status_code == 404

@@ -125,9 +125,9 @@ class Portal:
             return answer.status
 
     def open(self, process: int, path: str, cookies: str = "") -> http.client.HTTPResponse:
-        """A page as this process makes it: the others, which have the same socket, stand still meanwhile."""
-        others = [number for number in self.processes if number != process]
-        for number in others:
+        """Open a page in this process: stop the other processes of the same socket meanwhile."""
+        stopped = [number for number in self.processes if number != process]
+        for number in stopped:
             os.kill(number, signal.SIGSTOP)
         try:
             line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
@@ -141,7 +141,7 @@ class Portal:
                 raise AssertionError("another process answered")
             return answer
         finally:
-            for number in others:
+            for number in stopped:
                 os.kill(number, signal.SIGCONT)
 
     def end(self) -> None:
@@ -177,7 +177,7 @@ def signed_in(user: User) -> str:
     return "; ".join(f"{name}={cookie.value}" for name, cookie in found.cookies.items())
 
 
-def next_news(stream: http.client.HTTPResponse) -> str:
+def next_event(stream: http.client.HTTPResponse) -> str:
     """The version of the next event."""
     while line := stream.readline().decode():
         if line.startswith("data: "):
@@ -185,13 +185,13 @@ def next_news(stream: http.client.HTTPResponse) -> str:
     raise AssertionError("The stream has ended.")
 
 
-def hears(stream: http.client.HTTPResponse) -> None:
+def read_to_latest(stream: http.client.HTTPResponse) -> None:
     """Read until the stream's last event is what Redis says.
 
     Its process may have had more to report: it is stopped while others answer, and then takes Redis for one
     that was away.
     """
-    while next_news(stream) != notifier.version("alice"):
+    while next_event(stream) != notifier.version("alice"):
         pass
 
 
@@ -202,14 +202,14 @@ def version_of(answer: http.client.HTTPResponse) -> str:
 
 
 @needs_redis
-def test_each_process_hears_of_a_change_and_a_dead_one_is_replaced(portal: Portal, alice: User) -> None:
+def test_each_process_is_notified_of_a_change_and_a_dead_one_is_replaced(portal: Portal, alice: User) -> None:
     cookies = signed_in(alice)
     version = version_of(portal.open(portal.processes[0], "/", cookies))
     streams = [portal.open(process, f"/updates/?seen={version}", cookies) for process in portal.processes]
     notifier.notify(["alice"])
     for stream in streams:
-        hears(stream)
-    for process in portal.processes:  # their pages agree
+        read_to_latest(stream)
+    for process in portal.processes:  # their pages show the same version
         until(
             lambda process=process: (
                 version_of(portal.open(process, "/", cookies)) == notifier.version("alice")
@@ -224,7 +224,7 @@ def test_each_process_hears_of_a_change_and_a_dead_one_is_replaced(portal: Porta
     streams = [portal.open(process, f"/updates/?seen={version}", cookies) for process in portal.processes]
     notifier.notify(["alice"])
     for stream in streams:  # also of the one that took the place of the dead one
-        hears(stream)
+        read_to_latest(stream)
 
 
 def test_new_workers_take_the_place_of_the_old_ones_while_the_portal_serves(portal: Portal) -> None:
@@ -247,7 +247,7 @@ def test_open_pages_hold_no_connection_to_the_database(portal: Portal, alice: Us
     process = portal.processes[0]
     streams = [portal.open(process, "/updates/", cookies) for _ in range(30)]
     assert portal.open(process, "/", cookies).status == 200
-    assert all(next_news(stream) for stream in streams)
+    assert all(next_event(stream) for stream in streams)
 
 
 def test_a_second_portal_is_refused(portal: Portal) -> None:
@@ -259,7 +259,7 @@ def test_a_second_portal_is_refused(portal: Portal) -> None:
     assert portal.answers()
 
 
-def test_it_ends_when_it_should(tmp_path: Path) -> None:
+def test_the_server_ends_with_all_its_workers(tmp_path: Path) -> None:
     with serving(tmp_path) as portal:
         processes = portal.processes
         portal.program.terminate()
@@ -270,7 +270,7 @@ def test_it_ends_when_it_should(tmp_path: Path) -> None:
         assert "Traceback" not in portal.log.read_text()
 
 
-def test_a_process_has_all_pages_loaded_and_looks_for_cycles_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_all_pages_loaded_and_collects_garbage_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[int] = []
     django: Any = engines["django"]
     (loader,) = django.engine.template_loaders

@@ -141,9 +141,9 @@ def test_administrators_see_the_rules_of_partitions_and_projects(
         assert shown in page and "bookings.gpu_hours" in page
 
 
-def test_all_members_may_use_it_and_nobody_else(
+def test_only_members_may_use_a_projects_booking(
     browser: Browser,
-    other: Browser,
+    bobs_browser: Browser,
     carol: Browser,
     vision: Project,
     broker: FakeBroker,
@@ -154,20 +154,22 @@ def test_all_members_may_use_it_and_nobody_else(
     [requested] = broker.requests_of("reserve")
     assert requested.hold.accounts == ["carme-vision"] and requested.hold.users == []
     assert broker.reservations[row.name].accounts == ["carme-vision"]
-    page = text(other.get(row.get_absolute_url()))
+    page = text(bobs_browser.get(row.get_absolute_url()))
     assert "Computer vision" in page and "booked by alice" in page and "Start a session in it" in page
-    assert row.get_absolute_url() in text(other.get("/bookings/"))
+    assert row.get_absolute_url() in text(bobs_browser.get("/bookings/"))
     assert carol.get(row.get_absolute_url()).status_code == 404
-    assert row.get_absolute_url() in text(other.get("/projects/at/vision/"))
+    assert row.get_absolute_url() in text(bobs_browser.get("/projects/at/vision/"))
     # Only who booked it changes it.
-    assert other.get(f"{row.get_absolute_url()}change/").status_code == 404
+    assert bobs_browser.get(f"{row.get_absolute_url()}change/").status_code == 404
     reconcile(site_broker())
     assert len(broker.requests_of("reserve")) == 1, "both agree"
     Membership.objects.filter(user__username="bob").delete()
-    assert other.get(row.get_absolute_url()).status_code == 404
+    assert bobs_browser.get(row.get_absolute_url()).status_code == 404
 
 
-def test_whose_project_it_is_not(carol: Browser, vision: Project, broker: FakeBroker, rules) -> None:
+def test_only_members_of_an_open_project_book_for_it(
+    carol: Browser, vision: Project, broker: FakeBroker, rules
+) -> None:
     assert 'name="project"' not in text(carol.get("/bookings/new/"))
     proposed = BookingRequest(
         partition="gpu", gpu_type="a100", gpus_per_node=4, start=tomorrow(), minutes=60, project="vision"
@@ -182,9 +184,9 @@ def test_whose_project_it_is_not(carol: Browser, vision: Project, broker: FakeBr
     assert answer.status_code == 422 and not Booking.objects.exists()
 
 
-def test_its_sessions_are_the_projects(
+def test_sessions_in_a_projects_booking_belong_to_the_project(
     browser: Browser,
-    other: Browser,
+    bobs_browser: Browser,
     vision: Project,
     alice: User,
     broker: FakeBroker,
@@ -200,13 +202,13 @@ def test_its_sessions_are_the_projects(
         "alice",
         "bob",
     }
-    form = text(other.get(f"/?booking={row.name}"))
+    form = text(bobs_browser.get(f"/?booking={row.name}"))
     assert '<option value="carme-vision" selected>' in form
     sent = {
         "image": "torch", "gpus_per_node": 4, "nodes": 1, "minutes": 10, "gpu_type": "a100",
         "reservation": row.name,
     }  # fmt: skip
-    refused = other.send("/", "/sessions/start/", **sent, account="")
+    refused = bobs_browser.send("/", "/sessions/start/", **sent, account="")
     assert refused.status_code == 422 and "Choose that project as well." in text(refused)
 
 
@@ -216,9 +218,9 @@ def _reserve(row: Booking):
     return protocol.Reserve(hold=row.reservation_spec, user=row.owner.username)
 
 
-def test_its_budget_pays_and_its_members_see_it(
+def test_the_projects_budget_pays_and_its_members_see_it(
     browser: Browser,
-    other: Browser,
+    bobs_browser: Browser,
     vision: Project,
     broker: FakeBroker,
     rules,
@@ -226,25 +228,25 @@ def test_its_budget_pays_and_its_members_see_it(
     rules(gpu_hours=1)  # what one user may book counts for nothing here
     Project.objects.update(gpu_hours=20, used={"gpu_hours": 2.5})
     assert book(browser, project="vision").status_code == 302  # 8 GPU-hours
-    refused = book(other, 14, project="vision", length="3h")  # 12 more
+    refused = book(bobs_browser, 14, project="vision", length="3h")  # 12 more
     assert refused.status_code == 422
     reason = "costs 12 GPU-hours; of the 20 of the project vision, 9.5 are neither used nor booked"
     assert reason in text(refused)
-    assert book(other, 14, project="vision", length="2h").status_code == 302
-    assert "18.5 of 20" in text(other.get("/projects/at/vision/"))
+    assert book(bobs_browser, 14, project="vision", length="2h").status_code == 302
+    assert "18.5 of 20" in text(bobs_browser.get("/projects/at/vision/"))
     # What is deleted is credited.
     row = Booking.objects.get(owner__username="alice")
     browser.send("/bookings/", f"{row.get_absolute_url()}delete/")
-    assert "10.5 of 20" in text(other.get("/projects/at/vision/"))
-    mine = Booking.objects.get(owner__username="bob")
-    change = f"{mine.get_absolute_url()}change/"
-    assert 'name="project"' in text(other.get(change))
+    assert "10.5 of 20" in text(bobs_browser.get("/projects/at/vision/"))
+    bobs_booking = Booking.objects.get(owner__username="bob")
+    change = f"{bobs_booking.get_absolute_url()}change/"
+    assert 'name="project"' in text(bobs_browser.get(change))
     longer = {"kind": "gpu:a100:4", "nodes": 1, "length": "4h", "title": ""}
     when = tomorrow(14)
     longer |= {"date": f"{when:%Y-%m-%d}", "time": f"{when:%H:%M}"}
-    assert other.send(change, change, **longer).status_code == 302, "its own hours count once"
-    mine.refresh_from_db()
-    assert mine.minutes == 240 and mine.project == vision
+    assert bobs_browser.send(change, change, **longer).status_code == 302, "its own hours count once"
+    bobs_booking.refresh_from_db()
+    assert bobs_booking.minutes == 240 and bobs_booking.project == vision
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,7 @@ def test_what_it_may_not_use_cannot_be_booked_for_it(
     assert not Booking.objects.exists() and not broker.reservations
 
 
-def test_it_is_handed_over_within_the_project_only(
+def test_a_projects_booking_is_handed_over_to_members_only(
     alice: User,
     bob: User,
     vision: Project,

@@ -40,7 +40,7 @@ def vision(admin: User, alice: User, broker: FakeBroker) -> Project:
 
 
 def test_an_admin_makes_a_project_its_manager_invites_and_slurm_follows(
-    root: Browser, browser: Browser, other: Browser, broker: FakeBroker
+    root: Browser, browser: Browser, bobs_browser: Browser, broker: FakeBroker
 ) -> None:
     answer = root.send(
         "/projects/new/", "/projects/new/", name="vision", title="Computer vision", manager="alice"
@@ -55,9 +55,9 @@ def test_an_admin_makes_a_project_its_manager_invites_and_slurm_follows(
 
     assert browser.send(PAGE, PAGE, user="bob").status_code == 302
     assert set(broker.granted[VISION].members) == {"alice"}, "nobody is a member who has not agreed"
-    assert "You are invited" in text(other.get("/projects/"))
+    assert "You are invited" in text(bobs_browser.get("/projects/"))
     number = Invitation.objects.get().pk
-    answer = other.send("/projects/", f"/projects/invitations/{number}/", answer="yes")
+    answer = bobs_browser.send("/projects/", f"/projects/invitations/{number}/", answer="yes")
     assert (answer.status_code, answer["Location"]) == (302, PAGE)
     assert set(broker.granted[VISION].members) == {"alice", "bob"}
     assert broker.requests_of("grant")[-1].user == "bob"
@@ -65,51 +65,51 @@ def test_an_admin_makes_a_project_its_manager_invites_and_slurm_follows(
     answer = browser.send(PAGE, f"{PAGE}members/bob/", do="remove")
     assert answer.status_code == 302
     assert set(broker.granted[VISION].members) == {"alice"}
-    assert other.get(PAGE).status_code == 404
+    assert bobs_browser.get(PAGE).status_code == 404
 
 
 def test_an_invitation_can_be_declined_and_withdrawn(
-    browser: Browser, other: Browser, vision: Project, bob: User
+    browser: Browser, bobs_browser: Browser, vision: Project, bob: User
 ) -> None:
     browser.send(PAGE, PAGE, user="bob")
     number = Invitation.objects.get().pk
-    other.send("/projects/", f"/projects/invitations/{number}/", answer="no")
+    bobs_browser.send("/projects/", f"/projects/invitations/{number}/", answer="no")
     assert not Invitation.objects.exists() and vision.memberships.count() == 1
     browser.send(PAGE, PAGE, user="bob")
     number = Invitation.objects.get().pk
     browser.send(PAGE, f"{PAGE}invitations/bob/")
     assert not Invitation.objects.exists()
-    assert other.send("/profile/", f"/projects/invitations/{number}/", answer="yes").status_code == 404
+    assert bobs_browser.send("/profile/", f"/projects/invitations/{number}/", answer="yes").status_code == 404
 
 
 # --- who may not -----------------------------------------------------------------------------------------
 
 
-def test_unauthenticated_peers_see_nothing(other: Browser, vision: Project) -> None:
-    assert "vision" not in text(other.get("/projects/"))
+def test_unauthenticated_peers_see_nothing(bobs_browser: Browser, vision: Project) -> None:
+    assert "vision" not in text(bobs_browser.get("/projects/"))
     for page in (PAGE, f"{PAGE}limits/", "/projects/new/"):
-        assert other.get(page).status_code == 404
+        assert bobs_browser.get(page).status_code == 404
     for page in (PAGE, f"{PAGE}limits/", f"{PAGE}state/", f"{PAGE}members/alice/", f"{PAGE}invitations/x/"):
-        assert other.send("/profile/", page, do="remove", user="bob").status_code == 404
+        assert bobs_browser.send("/profile/", page, do="remove", user="bob").status_code == 404
     assert vision.memberships.get().user.username == "alice"
 
 
 def test_members_change_nothing_but_may_leave(
-    browser: Browser, other: Browser, vision: Project, bob: User, broker: FakeBroker
+    browser: Browser, bobs_browser: Browser, vision: Project, bob: User, broker: FakeBroker
 ) -> None:
     Membership.objects.create(project=vision, user=bob)
-    assert "Invite a user" not in text(other.get(PAGE))
-    assert other.send(PAGE, PAGE, user="alice").status_code == 404
-    other.send(PAGE, f"{PAGE}members/alice/", do="member")
-    other.send(PAGE, f"{PAGE}members/bob/", do="manager")
-    other.send(PAGE, f"{PAGE}members/alice/", do="remove")
-    assert "Only managers" in text(other.get(PAGE))
+    assert "Invite a user" not in text(bobs_browser.get(PAGE))
+    assert bobs_browser.send(PAGE, PAGE, user="alice").status_code == 404
+    bobs_browser.send(PAGE, f"{PAGE}members/alice/", do="member")
+    bobs_browser.send(PAGE, f"{PAGE}members/bob/", do="manager")
+    bobs_browser.send(PAGE, f"{PAGE}members/alice/", do="remove")
+    assert "Only managers" in text(bobs_browser.get(PAGE))
     assert {member.user.username: member.manager for member in vision.memberships.all()} == {
         "alice": True,
         "bob": False,
     }
-    assert other.get(f"{PAGE}limits/").status_code == 404
-    answer = other.send(PAGE, f"{PAGE}members/bob/", do="remove")
+    assert bobs_browser.get(f"{PAGE}limits/").status_code == 404
+    answer = bobs_browser.send(PAGE, f"{PAGE}members/bob/", do="remove")
     assert (answer.status_code, answer["Location"]) == (302, "/projects/")
     assert set(broker.granted[VISION].members) == {"alice"}
 
@@ -175,13 +175,15 @@ def test_what_slurm_refuses_leaves_all_as_it_was(root: Browser, vision: Project,
     assert answer.status_code == 422 and not Project.objects.filter(name="other").exists()
 
 
-def test_who_cannot_be_a_member_of_the_account_stays_invited(
-    browser: Browser, other: Browser, vision: Project, bob: User, broker: FakeBroker
+def test_a_user_whom_slurm_refuses_stays_invited(
+    browser: Browser, bobs_browser: Browser, vision: Project, bob: User, broker: FakeBroker
 ) -> None:
     browser.send(PAGE, PAGE, user="bob")
     broker.refusal = REFUSED
-    answer = other.send("/projects/", f"/projects/invitations/{Invitation.objects.get().pk}/", answer="yes")
-    assert answer["Location"] == "/projects/" and "it says no" in text(other.get("/projects/"))
+    answer = bobs_browser.send(
+        "/projects/", f"/projects/invitations/{Invitation.objects.get().pk}/", answer="yes"
+    )
+    assert answer["Location"] == "/projects/" and "it says no" in text(bobs_browser.get("/projects/"))
     assert Invitation.objects.filter(user=bob).exists() and vision.memberships.count() == 1
 
 
@@ -199,7 +201,7 @@ def test_while_slurm_is_away_the_change_waits(
     assert vision.granted and not vision.problem
 
 
-def test_a_round_changes_nothing_where_all_agree(vision: Project, broker: FakeBroker) -> None:
+def test_a_sync_changes_nothing_where_all_match(vision: Project, broker: FakeBroker) -> None:
     before = len(broker.requests_of("grant"))
     use = Use(gpus=1, jobs=1, gpu_hours=12.5)
     broker.granted[VISION] = broker.granted[VISION].model_copy(update={"use": use})
@@ -228,9 +230,7 @@ def test_a_closed_project_has_nobody_and_opens_again(
     assert set(broker.granted[VISION].members) == {"alice"}
 
 
-def test_who_may_not_sign_in_any_more_may_not_use_it(
-    vision: Project, broker: FakeBroker, alice: User
-) -> None:
+def test_a_disabled_user_may_not_use_a_project(vision: Project, broker: FakeBroker, alice: User) -> None:
     alice.is_active = False
     alice.save()
     reconcile(site_broker())
@@ -269,8 +269,8 @@ def test_what_the_project_forbids_is_reported_at_once(
     assert answer.status_code == 422 and sentence in text(answer), text(answer)
 
 
-def test_anothers_project_cannot_be_used(other: Browser, vision: Project) -> None:
-    answer = other.send("/", "/sessions/start/", account=VISION, partition="gpu", **START)
+def test_anothers_project_cannot_be_used(bobs_browser: Browser, vision: Project) -> None:
+    answer = bobs_browser.send("/", "/sessions/start/", account=VISION, partition="gpu", **START)
     # Without projects the form has no such field and ignores it; Slurm would refuse it as well.
     assert answer.status_code == 302
     assert Session.objects.get().requested_options.account is None
@@ -322,13 +322,13 @@ def _parts(browser: Browser) -> dict[str, list[float]]:
 def test_a_project_s_use_is_shown_by_member_and_month(
     root: Browser,
     browser: Browser,
-    other: Browser,
+    bobs_browser: Browser,
     vision: Project,
     bob: User,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "No job of this project has run" in text(browser.get(f"{PAGE}use/"))
-    assert other.get(f"{PAGE}use/").status_code == 404
+    assert bobs_browser.get(f"{PAGE}use/").status_code == 404
     Membership.objects.create(project=vision, user=bob)
     # In the middle of a month, so that no job runs over its end.
     now = timezone.now()
@@ -346,7 +346,7 @@ def test_a_project_s_use_is_shown_by_member_and_month(
     last = [0.0, 0.0, 0.0, 0.0]
     assert _parts(browser) == {"bob": [*last, 20.0, 0.0], "alice": [*last, 9.0, 0.0]}, "a manager sees each"
     assert _parts(root) == _parts(browser)
-    assert _parts(other) == {"bob": [*last, 20.0, 0.0], "the project's total": [*last, 29.0, 0.0]}
+    assert _parts(bobs_browser) == {"bob": [*last, 20.0, 0.0], "the project's total": [*last, 29.0, 0.0]}
     # Past months are summed once a day, the one that runs more often.
     monkeypatch.setattr(use, "REMEMBERED", 0)
     cache.clear()

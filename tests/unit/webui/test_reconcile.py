@@ -1,4 +1,4 @@
-"""Bookings and Slurm's reservations agree again after any outage."""
+"""The sync makes Slurm's reservations match the bookings after any outage."""
 
 import itertools
 from datetime import datetime, timedelta
@@ -177,7 +177,7 @@ def test_what_somebody_changed_in_slurm_is_changed_back(
     assert broker.reservations[row.name] == reservation(row)
 
 
-def test_what_agrees_is_left_alone(alice: User, broker: FakeBroker, rules) -> None:
+def test_a_matching_reservation_is_left_alone(alice: User, broker: FakeBroker, rules) -> None:
     make(alice)
     reconcile(site_broker())
     for _ in range(3):
@@ -283,15 +283,17 @@ def test_a_booking_with_a_job_stays_also_after_that(
 def test_a_short_job_between_two_rounds_counts_and_one_that_never_began_does_not(
     alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
-    row, other = make(alice, 60, 180), make(bob, 60, 180, node_names=["n2"])
+    began, never_began = make(alice, 60, 180), make(bob, 60, 180, node_names=["n2"])
     reconcile(site_broker())
-    broker.put(make_job(1, state="COMPLETED", reservation=row.name, started=row.start, ended=row.start))
-    broker.put(make_job(2, state="CANCELLED", reservation=other.name))
-    reconcile(site_broker(), row.start + timedelta(minutes=60))
-    assert state(row) == ("active", "") and state(other) == ("ended", "unused")
+    broker.put(make_job(1, state="COMPLETED", reservation=began.name, started=began.start, ended=began.start))
+    broker.put(make_job(2, state="CANCELLED", reservation=never_began.name))
+    reconcile(site_broker(), began.start + timedelta(minutes=60))
+    assert state(began) == ("active", "") and state(never_began) == ("ended", "unused")
 
 
-def test_the_grace_begins_when_slurm_keeps_it(alice: User, broker: FakeBroker, rules) -> None:
+def test_the_grace_period_begins_when_slurm_has_the_reservation(
+    alice: User, broker: FakeBroker, rules
+) -> None:
     row = make(alice, -60, 180)
     broker.refusal = AWAY
     reconcile(site_broker())
@@ -363,12 +365,12 @@ def test_a_booking_in_which_jobs_run_is_not_moved(alice: User, broker: FakeBroke
 
 def test_a_booking_makes_way_for_maintenance(alice: User, bob: User, broker: FakeBroker, rules) -> None:
     row = make(alice, 600, 700)
-    other = make(bob, 1200, 1300)
+    later = make(bob, 1200, 1300)
     broker.reservations["maint"] = reservation(row, name="maint", maintenance=True)
     reconcile(site_broker())
     row.refresh_from_db()
-    other.refresh_from_db()
-    assert (row.node_names, other.node_names) == (["n2"], ["n1"])
+    later.refresh_from_db()
+    assert (row.node_names, later.node_names) == (["n2"], ["n1"])
     broker.reservations["maint"] = reservation(row, name="maint", node_names=["n1", "n2"], maintenance=True)
     reconcile(site_broker())
     row.refresh_from_db()
@@ -385,7 +387,7 @@ def test_a_node_that_is_no_more_is_left(alice: User, broker: FakeBroker, rules) 
 # --- whatever happens in whatever order ------------------------------------------------------------------
 
 
-def test_after_faults_in_any_order_one_quiet_round_makes_all_agree(
+def test_after_faults_in_any_order_one_quiet_sync_makes_all_match(
     alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     rows = [make(alice), make(bob, node_names=["n2"]), make(alice, 300, 400)]
@@ -445,7 +447,7 @@ def begun(alice: User, broker: FakeBroker, rules) -> Booking:
     return row
 
 
-def test_its_session_starts_once_with_all_that_is_booked(begun: Booking, broker: FakeBroker) -> None:
+def test_a_bookings_session_starts_once_with_all_that_is_booked(begun: Booking, broker: FakeBroker) -> None:
     begun.owner.language = "de"
     begun.owner.save()
     reconcile(site_broker(), begun.start)
@@ -463,7 +465,9 @@ def test_its_session_starts_once_with_all_that_is_booked(begun: Booking, broker:
     assert Session.objects.count() == 1
 
 
-def test_its_session_is_as_long_as_the_site_allows(begun: Booking, broker: FakeBroker, settings) -> None:
+def test_a_bookings_session_is_as_long_as_the_site_allows(
+    begun: Booking, broker: FakeBroker, settings
+) -> None:
     partitions = [partition.model_copy(update={"max_minutes": 45}) for partition in broker.cluster.partitions]
     broker.cluster = broker.cluster.model_copy(update={"partitions": partitions})
     reconcile(site_broker())

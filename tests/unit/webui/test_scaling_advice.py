@@ -155,7 +155,7 @@ def test_what_cannot_start_leaves_room_for_what_can(
     broker.starts = starts
     text = ask(browser, steps=36_000, nodes=1, gpus_per_node=1)
     assert re.search(r"Fastest: 128 GPUs \(8 nodes\), ", text), text
-    sizes = [(one.request.nodes, one.request.gpus_per_node) for one in broker.requests_of("test")]
+    sizes = [(sent.request.nodes, sent.request.gpus_per_node) for sent in broker.requests_of("test")]
     assert len(sizes) == len(set(sizes)), "Slurm is asked for a choice once"
 
 
@@ -181,9 +181,9 @@ def test_the_choices_start_as_the_form_asks(
     assert "Cheapest" in estimate(browser, **requested)
     requests = [request.request for request in broker.requests_of("test")]
     assert len(requests) >= 5
-    assert {(one.cpus_per_node, one.memory_mb_per_node, one.reservation) for one in requests} == {
-        (3, 5000, booking.name)
-    }
+    assert {
+        (request.cpus_per_node, request.memory_mb_per_node, request.reservation) for request in requests
+    } == {(3, 5000, booking.name)}
 
 
 def test_without_a_result_nothing_is_shown(browser: Browser, home: Path) -> None:
@@ -197,7 +197,7 @@ def test_the_curve_is_a_chart_with_its_interval_what_is_ideal_and_the_sites_floo
     page = BeautifulSoup(html, "html.parser")
     (drawn,) = page("carme-chart")
     spec = json.loads(str(drawn["data-chart"]))
-    lines = {one["name"]: one["values"] for one in spec["series"]}
+    lines = {line["name"]: line["values"] for line in spec["series"]}
     assert [*lines] == [
         *("predicted", "80 % interval, from", "80 % interval, to", "ideal"),
         "99 % efficiency, below which the site asks for a reason",
@@ -209,7 +209,7 @@ def test_the_curve_is_a_chart_with_its_interval_what_is_ideal_and_the_sites_floo
     # What the table beside it says of each choice, and which of them the form asks for.
     (table,) = page("table")
     assert len(table("tr")) == len(spec["at"]) + 1
-    marks = {spec["labels"][one["place"]]: one["chosen"] for one in spec["marks"]}
+    marks = {spec["labels"][mark["place"]]: mark["chosen"] for mark in spec["marks"]}
     assert marks["8 GPUs (2 nodes), chosen"] and not marks["16 GPUs (4 nodes), fastest"]
     assert spec["labels"][0] == "1 GPU, cheapest" and spec["current"] == 3
     assert spec["summary"].startswith("1 GPU, cheapest: 1; ")

@@ -67,7 +67,7 @@ def test_a_password_alone_opens_nothing_any_more(browser: Browser, anonymous: Br
     assert anonymous.get("/jobs/").status_code == 200
 
 
-@pytest.mark.usefixtures("still")  # what was used is remembered for as long as its code holds
+@pytest.mark.usefixtures("frozen_clock")  # a used code is stored for as long as it is valid
 def test_a_code_counts_once(browser: Browser, anonymous: Browser) -> None:
     secret, _codes = turn_on(browser)
     sign_in(anonymous)

@@ -15,11 +15,11 @@ from carme_webui.sessions.models import BEFORE, Session
 from .conftest import Browser
 from .fake_broker import CLUSTER, NOW, FakeBroker, make_session
 from .fake_hub import FakeHub
-from .session_steps import NAME, PAGE, ready, rounds, shown, start, the, without_times
+from .session_steps import NAME, PAGE, ready, shown, start, sync_all, the_session, without_times
 
 __all__ = ["ready"]
 
-pytestmark = pytest.mark.usefixtures("at_once", "still")
+pytestmark = pytest.mark.usefixtures("at_once", "frozen_clock")
 
 
 # --- running, stopping, ending ---------------------------------------------------------------------------
@@ -30,20 +30,20 @@ def stop(browser: Browser):
 
 
 def test_stopping_asks_first(browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub) -> None:
-    assert "Stop the session" in shown(browser, f"{PAGE}stop/") and the().state == "ready"
+    assert "Stop the session" in shown(browser, f"{PAGE}stop/") and the_session().state == "ready"
     assert stop(browser).status_code == 302
-    assert the().state == "stopping"
+    assert the_session().state == "stopping"
     assert hub.called("DELETE") == [("users/alice/servers/s0123abcd", {"remove": True})]
-    rounds()
-    assert the().state == "stopping", "the broker still has it as ready"
+    sync_all()
+    assert the_session().state == "stopping", "the broker still has it as ready"
     broker.publish(make_session(NAME, "ended", 8, ending="stopped", sentence="You stopped this session."))
-    rounds()
-    assert (the().label, the().sentence) == ("Stopped", "You stopped this session.")
+    sync_all()
+    assert (the_session().label, the_session().sentence) == ("Stopped", "You stopped this session.")
     assert not broker.requests_of("cancel"), "the hub did it"
-    rounds(seconds=11)
-    assert the().settled
+    sync_all(seconds=11)
+    assert the_session().settled
     calls = len(hub.calls)
-    rounds(seconds=11)
+    sync_all(seconds=11)
     assert len(hub.calls) == calls, "an old session costs nothing"
 
 
@@ -53,9 +53,9 @@ def test_a_stop_that_the_hub_lost_is_requested_again(
     hub.down = True
     stop(browser)
     hub.down = False
-    rounds(seconds=1)
+    sync_all(seconds=1)
     assert len(hub.called("DELETE")) == 1, "two requests at once disturb each other"
-    rounds(seconds=11)
+    sync_all(seconds=11)
     assert len(hub.called("DELETE")) == 2 and not hub.servers
 
 
@@ -65,8 +65,8 @@ def test_a_slow_stop_is_waited_for(
     hub.stops = "slow"
     stop(browser)
     broker.published.clear()
-    rounds(seconds=11)
-    assert the().state == "stopping"
+    sync_all(seconds=11)
+    assert the_session().state == "stopping"
 
 
 def test_stopping_a_job_that_the_hub_does_not_know_cancels_it(
@@ -75,29 +75,34 @@ def test_stopping_a_job_that_the_hub_does_not_know_cancels_it(
     hub.servers.clear()
     stop(browser)
     assert [(request.job_id, request.user) for request in broker.requests_of("cancel")] == [(7, "alice")]
-    rounds()
-    assert (the().state, the().ending) == ("ended", "stopped")
+    sync_all()
+    assert (the_session().state, the_session().ending) == ("ended", "stopped")
 
 
-def test_stopping_before_there_was_a_job(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
+def test_a_session_can_be_stopped_before_it_has_a_job(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
     hub.starts = "pending"
     start(browser)
     stop(browser)
-    assert (the().state, the().ending) == ("ended", "stopped")
+    assert (the_session().state, the_session().ending) == ("ended", "stopped")
     assert "before it had begun" in shown(browser)
-    assert translated(the().sentence, "de") == "Sie haben diese Sitzung beendet, bevor sie begonnen hatte."
+    assert (
+        translated(the_session().sentence, "de")
+        == "Sie haben diese Sitzung beendet, bevor sie begonnen hatte."
+    )
     assert not hub.servers
 
 
-def test_stopping_before_the_hub_was_queried(
-    browser: Browser, broker: FakeBroker, hub: FakeHub, killed
+def test_a_session_can_be_stopped_before_the_hub_was_queried(
+    browser: Browser, broker: FakeBroker, hub: FakeHub, resume_sync
 ) -> None:
     start(browser)
     stop(browser)
-    assert the().state == "stopping" and not hub.calls
-    killed()
-    rounds()
-    assert (the().state, the().ending) == ("ended", "stopped")
+    assert the_session().state == "stopping" and not hub.calls
+    resume_sync()
+    sync_all()
+    assert (the_session().state, the_session().ending) == ("ended", "stopped")
     assert not [path for path, _ in hub.called("POST")]
 
 
@@ -106,7 +111,7 @@ def test_every_ending_is_shown_with_its_words(
     browser: Browser, ready: Session, broker: FakeBroker, ending: Ending
 ) -> None:
     broker.publish(make_session(NAME, "ended", 8, ending=ending, sentence="This is why. Do that."))
-    rounds()
+    sync_all()
     label, failed = ENDINGS[ending]
     page = shown(browser)
     assert f'state ended{" failed" if failed else ""}">{label}</span> This is why. Do that.' in page
@@ -116,29 +121,29 @@ def test_every_ending_is_shown_with_its_words(
 
 def test_a_later_and_better_sentence_is_taken_over(ready: Session, broker: FakeBroker) -> None:
     broker.publish(make_session(NAME, "ended", 8, ending="died", sentence="The job failed."))
-    rounds()
+    sync_all()
     broker.publish(make_session(NAME, "ended", 8, ending="home_not_writable", sentence="Your home is full."))
-    rounds()
-    assert (the().ending, the().sentence) == ("home_not_writable", "Your home is full.")
+    sync_all()
+    assert (the_session().ending, the_session().sentence) == ("home_not_writable", "Your home is full.")
 
 
 def test_a_lost_session_says_so_and_may_come_back(
     browser: Browser, ready: Session, broker: FakeBroker
 ) -> None:
     broker.publish(make_session(NAME, "lost", 8, sentence="Node n1 does not answer."))
-    rounds()
+    sync_all()
     page = shown(browser)
     assert "Out of reach" in page and "Node n1 does not answer." in page
     assert "/jupyter/user/" not in page and 'id="stop"' in page
     broker.publish(make_session(NAME, "ready", 8))
-    rounds()
-    assert the().state == "ready" and "Node n1" not in shown(browser)
+    sync_all()
+    assert the_session().state == "ready" and "Node n1" not in shown(browser)
 
 
 def test_the_hub_is_not_queried_about_sessions_that_run(ready: Session, hub: FakeHub) -> None:
     before = len(hub.calls)
     for _ in range(5):
-        rounds(seconds=60)
+        sync_all(seconds=60)
     assert len(hub.calls) == before
 
 
@@ -147,16 +152,16 @@ def test_a_broker_that_is_silent_leaves_nothing_shown_as_certain(
 ) -> None:
     assert "uncertain" not in shown(browser)
     (folder / "broker.sock").rename(folder / "away.sock")
-    rounds()
+    sync_all()
     page = shown(browser)
     assert "state ready uncertain" in page and "Last known state, from" in page
     assert "state ready uncertain" in shown(browser, "/")
     (folder / "away.sock").rename(folder / "broker.sock")
-    rounds()
+    sync_all()
     assert "uncertain" not in shown(browser)
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 def test_while_slurm_is_silent_nothing_is_shown_as_certain(
     browser: Browser, ready: Session, broker: FakeBroker
 ) -> None:
@@ -182,14 +187,14 @@ def runs_until(broker: FakeBroker, minutes: float, **fields: object) -> None:
         for mark in reported.marks
     )
     broker.publish(reported.model_copy(update={"marks": marks}))
-    rounds()
+    sync_all()
 
 
 def title(page: str) -> str:
     return re.findall(r"<title>(.*?)</title>", page)[0]
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 @pytest.mark.parametrize(
     ("minutes", "level", "words", "heading"),
     [
@@ -200,7 +205,7 @@ def title(page: str) -> str:
         (-1, "urgent", "less than a minute left", "less than a minute left"),
     ],
 )
-def test_the_remaining_time_and_its_warnings(
+def test_the_remaining_time_is_shown_with_its_warnings(
     browser: Browser, ready: Session, broker: FakeBroker, minutes: float, level: str, words: str, heading: str
 ) -> None:
     runs_until(broker, minutes)
@@ -213,7 +218,7 @@ def test_the_remaining_time_and_its_warnings(
     assert title(shown(browser, f"{PAGE}live/")) == title(page), "the title follows with the page"
 
 
-@pytest.mark.usefixtures("still")
+@pytest.mark.usefixtures("frozen_clock")
 def test_an_idle_session_is_warned_before_it_is_stopped(
     browser: Browser, ready: Session, broker: FakeBroker
 ) -> None:
@@ -223,7 +228,7 @@ def test_an_idle_session_is_warned_before_it_is_stopped(
     assert title(page).startswith("10 minutes left")
 
 
-def test_extending(browser: Browser, ready: Session, broker: FakeBroker) -> None:
+def test_a_session_is_extended(browser: Browser, ready: Session, broker: FakeBroker) -> None:
     runs_until(broker, 4)
     answer = browser.send(PAGE, f"{PAGE}extend/", minutes="120")
     assert answer.status_code == 302
@@ -232,7 +237,7 @@ def test_extending(browser: Browser, ready: Session, broker: FakeBroker) -> None
     page = without_times(shown(browser))
     # Slurm gave its job 60 minutes.
     assert "The session now ends at 15:00 UTC." in page
-    reported = the().last_reported
+    reported = the_session().last_reported
     assert reported is not None and reported.ends == NOW + timedelta(hours=3)
 
 
@@ -245,7 +250,7 @@ def test_a_refused_extension_says_why(browser: Browser, ready: Session, broker: 
 
 
 @pytest.mark.parametrize("minutes", ["", "0", "-5", "x", "601", "9" * 5000, "1e3", "1\n2"])
-def test_a_time_to_add_that_is_none_is_refused(
+def test_an_invalid_time_to_add_is_refused(
     browser: Browser, ready: Session, broker: FakeBroker, minutes: str
 ) -> None:
     runs_until(broker, 4)
@@ -258,7 +263,7 @@ def test_a_session_that_is_over_cannot_be_extended(
     browser: Browser, ready: Session, broker: FakeBroker
 ) -> None:
     broker.publish(make_session(NAME, "ended", 8, ending="finished"))
-    rounds()
+    sync_all()
     assert 'id="extend"' not in shown(browser)
     browser.send("/", f"{PAGE}extend/", minutes="60")
     assert not broker.requests_of("extend")
@@ -296,9 +301,9 @@ def test_each_app_of_the_image_can_be_opened(
     browser: Browser, apps: None, broker: FakeBroker, hub: FakeHub
 ) -> None:
     start(browser, app="vscode")
-    assert the().requested_options.app == "vscode"
+    assert the_session().requested_options.app == "vscode"
     broker.publish(make_session(NAME, "ready", 8))
-    rounds()
+    sync_all()
     page = shown(browser)
     base = "/jupyter/user/alice/s0123abcd/"
     links = re.findall(rf'id="(open[^"]*)" href="{base}([^"]*)">([^<]*)<', page)
@@ -337,7 +342,7 @@ def test_starting_again_as_before_is_one_click(
     browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
 ) -> None:
     broker.publish(make_session(NAME, "ended", 8, ending="time_limit"))
-    rounds()
+    sync_all()
     answer = browser.send(PAGE, f"{PAGE}again/", name="s11111111")
     assert (answer.status_code, answer["Location"]) == (302, "/sessions/s11111111/")
     fresh = Session.objects.get(name="s11111111")
@@ -361,10 +366,10 @@ def test_what_cannot_be_started_again_leads_to_the_filled_in_form(
 
 
 def test_several_sessions_lie_side_by_side(browser: Browser, ready: Session, broker: FakeBroker) -> None:
-    rounds(seconds=1)
+    sync_all(seconds=1)
     start(browser, name="s00000002", title="Another")
     broker.publish(make_session("s00000002", "queued", 2, job_id=8))
-    rounds()
+    sync_all()
     page = shown(browser, "/")
     assert page.index("Another") < page.index("My run")
     assert "Waiting in the queue" in page and "Ready" in page
@@ -375,19 +380,19 @@ def test_several_sessions_lie_side_by_side(browser: Browser, ready: Session, bro
 
 @pytest.mark.parametrize("path", ["", "live/", "stop/"])
 def test_another_persons_session_does_not_exist_for_me(
-    other: Browser, ready: Session, broker: FakeBroker, hub: FakeHub, path: str
+    bobs_browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub, path: str
 ) -> None:
-    assert other.get(f"/sessions/s0123abcd/{path}").status_code == 404
-    assert "My run" not in other.get("/").content.decode()
-    assert "My run" not in other.get("/?again=s0123abcd").content.decode()
+    assert bobs_browser.get(f"/sessions/s0123abcd/{path}").status_code == 404
+    assert "My run" not in bobs_browser.get("/").content.decode()
+    assert "My run" not in bobs_browser.get("/?again=s0123abcd").content.decode()
 
 
 def test_another_persons_session_cannot_be_touched(
-    other: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
+    bobs_browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
 ) -> None:
     for action in ("stop", "extend", "again"):
-        assert other.send("/", f"{PAGE}{action}/", minutes="60").status_code == 404
-    assert the().state == "ready" and not hub.called("DELETE") and not broker.requests_of("extend")
+        assert bobs_browser.send("/", f"{PAGE}{action}/", minutes="60").status_code == 404
+    assert the_session().state == "ready" and not hub.called("DELETE") and not broker.requests_of("extend")
     assert Session.objects.count() == 1
 
 

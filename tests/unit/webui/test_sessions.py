@@ -17,11 +17,11 @@ from carme_webui.sessions.models import Session, new_name
 from .conftest import Browser, tend_all
 from .fake_broker import NOW, FakeBroker, make_job, make_session
 from .fake_hub import FakeHub
-from .session_steps import FORM, NAME, PAGE, ready, rounds, shown, start, the, without_times
+from .session_steps import FORM, NAME, PAGE, ready, shown, start, sync_all, the_session, without_times
 
 __all__ = ["ready"]
 
-pytestmark = pytest.mark.usefixtures("at_once", "still")
+pytestmark = pytest.mark.usefixtures("at_once", "frozen_clock")
 
 
 def test_a_start_makes_the_hubs_user_and_server(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
@@ -36,7 +36,7 @@ def test_a_start_makes_the_hubs_user_and_server(browser: Browser, broker: FakeBr
         "app": "lab", "stage": [], "results": None, "prediction": None,
         "cpus_per_node": None, "memory_mb_per_node": None, "language": "en",
     }  # fmt: skip
-    assert (the().state, the().label) == ("requested", "Requested")
+    assert (the_session().state, the_session().label) == ("requested", "Requested")
 
 
 def test_jupyterlab_begins_in_the_language_of_the_owners_pages(
@@ -79,7 +79,7 @@ def test_a_session_that_is_to_be_opened_says_so_on_its_page(
     assert "It opens here as soon as it is ready." in shown(browser, answer["Location"])
     assert "It opens here" not in shown(browser)
     broker.publish(make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over."))
-    rounds()
+    sync_all()
     page = shown(browser, answer["Location"])
     assert "Its time was over." in page and "It opens here" not in page
 
@@ -92,10 +92,10 @@ def test_a_form_sent_twice_starts_one_session(browser: Browser, broker: FakeBrok
 
 
 def test_a_name_that_is_another_persons_gives_a_fresh_one(
-    browser: Browser, other: Browser, broker: FakeBroker, hub: FakeHub
+    browser: Browser, bobs_browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
     start(browser)
-    assert start(other)["Location"] != "/sessions/s0123abcd/"
+    assert start(bobs_browser)["Location"] != "/sessions/s0123abcd/"
     assert Session.objects.filter(owner__username="bob").exclude(name="s0123abcd").count() == 1
 
 
@@ -105,20 +105,20 @@ def test_a_session_is_followed_from_the_queue_to_the_end(
     hub.starts = "pending"
     start(browser)
     broker.publish(make_session(NAME, "queued", 2, sentence="Jobs of higher priority are in front."))
-    rounds()
+    sync_all()
     page = shown(browser)
     assert "Waiting in the queue" in page and "Jobs of higher priority are in front." in page
     assert "/jupyter/user/" not in page
 
     broker.publish(make_session(NAME, "starting", 4, node_list="n1"))
-    rounds()
+    sync_all()
     page = shown(browser)
     assert "Starting" in page and "Starting the container." in page
     assert "Jobs of higher priority" not in page, "what held it up is over"
     assert "/jupyter/user/" not in page, "nothing that is not known to run can be opened"
 
     broker.publish(make_session(NAME, "ready", 8, node_list="n1"))
-    rounds()
+    sync_all()
     page = shown(browser)
     assert 'href="/jupyter/user/alice/s0123abcd/lab"' in page
     for step in ("Submitted to Slurm", "Nodes allocated", "Container started", "First opened"):
@@ -130,7 +130,7 @@ def test_a_session_is_followed_from_the_queue_to_the_end(
     broker.publish(make_session(NAME, "ended", 8, ending="out_of_memory", sentence=message))
     broker.logs[7] = b"<i>Killed</i>"
     broker.put(make_job(7, state="OUT_OF_MEMORY", ended=NOW))
-    rounds()
+    sync_all()
     page = shown(browser)
     assert "Out of memory" in page and sentence in page and page.count("Killed") == 1
     assert "&lt;i&gt;Killed&lt;/i&gt;" in page and "<i>" not in page
@@ -141,8 +141,8 @@ def test_a_session_is_followed_from_the_queue_to_the_end(
 def test_states_that_passed_unseen_are_skipped(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
     start(browser)
     broker.publish(make_session(NAME, "ready", 7))
-    rounds()
-    assert the().state == "ready"
+    sync_all()
+    assert the_session().state == "ready"
 
 
 def test_what_the_broker_says_of_another_persons_job_of_that_name_does_not_count(
@@ -150,14 +150,14 @@ def test_what_the_broker_says_of_another_persons_job_of_that_name_does_not_count
 ) -> None:
     start(browser)
     broker.publish(make_session(NAME, "ready", 7, owner="bob"))
-    rounds()
-    assert (the().state, the().job_id) == ("requested", None)
+    sync_all()
+    assert (the_session().state, the_session().job_id) == ("requested", None)
 
 
 def test_an_earlier_job_of_that_name_does_not_count(ready: Session, broker: FakeBroker) -> None:
     broker.publish(make_session(NAME, "ended", job_id=6, ending="finished"))
-    rounds()
-    assert (the().state, the().job_id) == ("ready", 7)
+    sync_all()
+    assert (the_session().state, the_session().job_id) == ("ready", 7)
 
 
 def test_a_session_whose_job_got_a_lower_number_is_followed(
@@ -166,8 +166,8 @@ def test_a_session_whose_job_got_a_lower_number_is_followed(
     start(browser)
     for number, state in ((7, "queued"), (5, "queued"), (5, "ready")):
         broker.publish(make_session(NAME, state, job_id=number))
-        rounds()
-        assert (the().state, the().job_id) == (state, number)
+        sync_all()
+        assert (the_session().state, the_session().job_id) == (state, number)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_while_it_waits_the_page_says_what_to_expect(
 ) -> None:
     start(browser)
     broker.publish(make_session(NAME, "queued", 2, estimate=estimate))
-    rounds()
+    sync_all()
     page = " ".join(without_times(shown(browser)).split())
     for word in words:
         assert word in page
@@ -276,16 +276,16 @@ def test_a_refusal_of_the_hub_is_the_sentence_on_the_page(
     hub.starts = "refuse"
     hub.refusal = "Your account has <no> hours left. Ask your project's head."
     start(browser)
-    assert (the().state, the().ending) == ("ended", "refused")
+    assert (the_session().state, the_session().ending) == ("ended", "refused")
     page = shown(browser)
     assert "Your account has &lt;no&gt; hours left." in page and "Refused" in page
     assert "Start again" in page
-    rounds(seconds=11)
-    assert the().settled and hub.called("DELETE"), "the hub keeps no record of it"
+    sync_all(seconds=11)
+    assert the_session().settled and hub.called("DELETE"), "the hub keeps no record of it"
 
 
 @pytest.mark.parametrize("fault", ["stopped", "unreachable", "token"])
-def test_a_hub_that_does_not_serve_is_a_sentence(
+def test_a_hub_that_does_not_serve_is_reported(
     browser: Browser, broker: FakeBroker, hub: FakeHub, settings, fault: str
 ) -> None:
     if fault == "stopped":
@@ -303,23 +303,23 @@ def test_a_hub_that_does_not_serve_is_a_sentence(
     }[fault]
     assert expected in shown(browser)
     if fault != "token":
-        assert the().state == "requested" and "retries for a minute" in shown(browser)
-        rounds(seconds=61)
-    assert (the().state, the().ending) == ("ended", "refused")
+        assert the_session().state == "requested" and "retries for a minute" in shown(browser)
+        sync_all(seconds=61)
+    assert (the_session().state, the_session().ending) == ("ended", "refused")
     assert expected in shown(browser) and "retries for a minute" not in shown(browser)
 
 
 def test_a_hub_that_comes_back_gets_the_start(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
     hub.down = True
     start(browser)
-    rounds(seconds=5)
-    assert the().state == "requested" and not hub.servers
+    sync_all(seconds=5)
+    assert the_session().state == "requested" and not hub.servers
     hub.down = False
-    rounds(seconds=5)
+    sync_all(seconds=5)
     assert len(hub.servers) == 1
     broker.publish(make_session(NAME, "starting", 3))
-    rounds()
-    assert (the().state, the().sentence) == ("starting", "")
+    sync_all()
+    assert (the_session().state, the_session().sentence) == ("starting", "")
 
 
 def test_a_broker_that_is_down_is_a_banner_and_refuses_starts(browser: Browser, hub: FakeHub) -> None:
@@ -337,12 +337,15 @@ def test_a_start_that_fails_later_reports_the_spawners_words(
 ) -> None:
     hub.starts = "pending"
     start(browser)
-    rounds(seconds=3)
-    assert the().state == "requested", "the hub is at it"
+    sync_all(seconds=3)
+    assert the_session().state == "requested", "the hub is at it"
     hub.fail("alice", NAME, "Slurm refuses the account. Choose another one.")
-    rounds(seconds=3)
-    assert (the().ending, the().sentence) == ("refused", "Slurm refuses the account. Choose another one.")
-    rounds(seconds=11)
+    sync_all(seconds=3)
+    assert (the_session().ending, the_session().sentence) == (
+        "refused",
+        "Slurm refuses the account. Choose another one.",
+    )
+    sync_all(seconds=11)
     assert not hub.servers, "the hub keeps no record of it"
 
 
@@ -354,7 +357,10 @@ def test_a_start_that_fails_at_once_reports_the_spawners_words(
     hub.users.add("alice")
     hub.failures["alice", NAME] = "Slurm refuses the account. Choose another one."
     start(browser)
-    assert (the().ending, the().sentence) == ("refused", "Slurm refuses the account. Choose another one.")
+    assert (the_session().ending, the_session().sentence) == (
+        "refused",
+        "Slurm refuses the account. Choose another one.",
+    )
 
 
 def test_sentences_keep_their_templates_from_the_hub_to_the_page(
@@ -365,13 +371,13 @@ def test_sentences_keep_their_templates_from_the_hub_to_the_page(
     hub.users.add("alice")
     hub.failures["alice", NAME] = message("There is no account {name!r} on this host.", name="alice")
     start(browser)
-    assert the().sentence == "There is no account 'alice' on this host."
+    assert the_session().sentence == "There is no account 'alice' on this host."
     assert "Auf diesem Rechner gibt es kein Konto &#x27;alice&#x27;." in german(browser)
     # What the broker says is in the database as well.
     broker.publish(
         make_session(NAME, "ended", 3, ending="stopped", sentence=message("You stopped this session."))
     )
-    rounds()
+    sync_all()
     for reader, text in ((shown, "You stopped this session."), (german, "Sie haben diese Sitzung beendet.")):
         assert text in reader(browser)
 
@@ -387,10 +393,10 @@ def test_once_there_is_a_job_the_broker_reports_how_it_failed(
     broker.publish(make_session(NAME, "starting", 3))
     hub.starts = "refuse"
     start(browser)
-    assert the().state == "starting"
+    assert the_session().state == "starting"
     broker.publish(make_session(NAME, "ended", 3, ending="died_at_start", sentence="It died: no space left."))
-    rounds()
-    assert (the().ending, the().sentence) == ("died_at_start", "It died: no space left.")
+    sync_all()
+    assert (the_session().ending, the_session().sentence) == ("died_at_start", "It died: no space left.")
 
 
 def test_a_start_that_the_hub_never_got_is_requested_again(
@@ -398,9 +404,9 @@ def test_a_start_that_the_hub_never_got_is_requested_again(
 ) -> None:
     hub.starts = "silent"
     start(browser)
-    assert the().state == "requested"
+    assert the_session().state == "requested"
     hub.starts = "pending"
-    rounds(seconds=3)
+    sync_all(seconds=3)
     assert len(hub.servers) == 1
 
 
@@ -415,7 +421,7 @@ def test_a_start_whose_answer_was_lost_is_not_requested_twice(
     Session.objects.update(requested_at=timezone.now() - timedelta(seconds=3))
     tend_all()
     assert len(hub.called("POST")) == requested
-    assert the().state == "queued"
+    assert the_session().state == "queued"
     hub.set("alice", NAME, pending="spawn")
     Session.objects.update(state="requested", requested_at=timezone.now() - timedelta(seconds=3))
     broker.published.clear()
@@ -428,11 +434,11 @@ def test_a_start_that_comes_to_nothing_is_given_up(
 ) -> None:
     hub.starts = "pending"
     start(browser)
-    rounds(seconds=61)
-    assert (the().state, the().ending) == ("ended", "refused")
-    assert "no job came of it" in the().sentence
-    rounds(seconds=11)
-    assert not hub.servers and the().settled
+    sync_all(seconds=61)
+    assert (the_session().state, the_session().ending) == ("ended", "refused")
+    assert "no job came of it" in the_session().sentence
+    sync_all(seconds=11)
+    assert not hub.servers and the_session().settled
 
 
 def test_a_job_that_comes_after_the_start_was_given_up_is_ended(
@@ -440,34 +446,34 @@ def test_a_job_that_comes_after_the_start_was_given_up_is_ended(
 ) -> None:
     hub.starts = "silent"
     start(browser)
-    rounds(seconds=61)
-    rounds(seconds=11)
-    assert the().is_over and the().settled
+    sync_all(seconds=61)
+    sync_all(seconds=11)
+    assert the_session().is_over and the_session().settled
     broker.put(make_job(7, name=f"session-{NAME}", kind="session"))
     broker.publish(make_session(NAME, "starting", 3))
-    rounds(seconds=11)
+    sync_all(seconds=11)
     assert [(request.job_id, request.user) for request in broker.requests_of("cancel")] == [(7, "alice")]
-    rounds(seconds=11)
-    assert the().is_over and the().settled
+    sync_all(seconds=11)
+    assert the_session().is_over and the_session().settled
 
 
 def test_a_portal_that_dies_before_it_queried_the_hub_asks_when_it_is_back(
-    browser: Browser, broker: FakeBroker, hub: FakeHub, killed
+    browser: Browser, broker: FakeBroker, hub: FakeHub, resume_sync
 ) -> None:
     start(browser)
-    assert the().state == "requested" and not hub.calls
-    killed()
-    rounds()
+    assert the_session().state == "requested" and not hub.calls
+    resume_sync()
+    sync_all()
     assert len(hub.servers) == 1
 
 
 def test_a_portal_that_was_away_for_long_starts_nothing_late(
-    browser: Browser, broker: FakeBroker, hub: FakeHub, killed
+    browser: Browser, broker: FakeBroker, hub: FakeHub, resume_sync
 ) -> None:
     start(browser)
-    killed()
-    rounds(seconds=61)
-    assert (the().state, the().ending) == ("ended", "refused")
+    resume_sync()
+    sync_all(seconds=61)
+    assert (the_session().state, the_session().ending) == ("ended", "refused")
     assert not hub.servers
 
 
@@ -476,23 +482,27 @@ def test_what_ended_while_the_portal_was_away_is_found_out(ready: Session, broke
         NAME, "ended", 8, ending="time_limit", sentence="Its time was over."
     )
     Mirror.objects.update(swept=None)
-    rounds()
-    assert (the().state, the().ending, the().sentence) == ("ended", "time_limit", "Its time was over.")
+    sync_all()
+    assert (the_session().state, the_session().ending, the_session().sentence) == (
+        "ended",
+        "time_limit",
+        "Its time was over.",
+    )
 
 
-def test_jupyterlab_learns_whether_its_session_is_over_and_why(
-    browser: Browser, other: Browser, anonymous: Browser, ready: Session, broker: FakeBroker
+def test_jupyterlab_is_notified_that_its_session_is_over_and_why(
+    browser: Browser, bobs_browser: Browser, anonymous: Browser, ready: Session, broker: FakeBroker
 ) -> None:
     address = f"/sessions/{NAME}/state/"
     assert browser.get(address).json()["over"] is False
     broker.publish(make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over."))
-    rounds()
+    sync_all()
     answer = browser.get(address)
     state = answer.json()
     token, fresh = state.pop("token"), state.pop("fresh")
     assert state == {"over": True, "state": "ended", "sentence": "Its time was over."}
     assert answer["Cache-Control"] == "no-store"
-    assert other.get(address).status_code == 404 and anonymous.get(address).status_code == 302
+    assert bobs_browser.get(address).status_code == 404 and anonymous.get(address).status_code == 302
     # With these JupyterLab's page starts it again, by a form of its own.
     started = browser.send_with(token, f"{PAGE}again/", name=fresh)
     assert (started.status_code, started["Location"]) == (302, f"/sessions/{fresh}/")
@@ -502,5 +512,5 @@ def test_jupyterlab_learns_whether_its_session_is_over_and_why(
 def test_a_session_that_nobody_knows_any_more_has_ended(ready: Session, broker: FakeBroker) -> None:
     broker.published.clear()
     Mirror.objects.update(swept=None)
-    rounds()
-    assert (the().state, the().label) == ("ended", "Lost")
+    sync_all()
+    assert (the_session().state, the_session().label) == ("ended", "Lost")

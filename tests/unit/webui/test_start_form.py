@@ -327,7 +327,7 @@ def test_a_card_says_what_is_in_the_image_and_when_it_was_built(
     assert shown == ["torch 2.13", "keras 3.15", "numpy 2.1"]
     (more,) = card.select("a")
     assert more.text == "3 more Big" and browser.get(str(more["href"])).status_code == 200
-    # The first of an alphabet say nothing where there are some that people look for.
+    # If there are well-known packages, the first ones of the alphabet are not shown.
     few = {"file": tmp_path / "big.sif", "packages": {"aiohttp": "3.9", "jupyterlab": "4.6"}}
     known = card_of(Image.model_validate(manifest | few))
     assert (known.inside, known.further) == ((("jupyterlab", "4.6"),), 1)
@@ -399,9 +399,9 @@ def test_what_few_need_is_behind_a_switch(browser: Browser, alice: User, broker:
     assert '<details class="more" open>' in again and 'name="cpus_per_node" value="2"' in again
 
 
-def test_the_answer_is_nobody_elses(browser: Browser, other: Browser, broker: FakeBroker) -> None:
+def test_the_answer_is_nobody_elses(browser: Browser, bobs_browser: Browser, broker: FakeBroker) -> None:
     estimate(browser)
-    estimate(other)
+    estimate(bobs_browser)
     assert [request.user for request in broker.requests_of("test")] == ["alice", "bob"]
 
 
@@ -445,7 +445,7 @@ def save(browser: Browser, **values: Any) -> str:
 
 
 def test_a_preset_is_saved_used_replaced_and_deleted(
-    browser: Browser, other: Browser, alice: User, broker: FakeBroker
+    browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker
 ) -> None:
     page = save(browser, title="Big <run>")
     assert "Big &lt;run&gt;" in page
@@ -454,8 +454,8 @@ def test_a_preset_is_saved_used_replaced_and_deleted(
     assert preset.options["nodes"] == 1 and preset.owner == alice
     page = browser.get(f"/?{preset.query}").content.decode()
     assert 'name="nodes" value="1"' in page and 'value="Big &lt;run&gt;"' in page
-    assert preset.name not in other.get("/").content.decode()
-    other.send("/", f"/sessions/presets/{preset.pk}/delete/")
+    assert preset.name not in bobs_browser.get("/").content.decode()
+    bobs_browser.send("/", f"/sessions/presets/{preset.pk}/delete/")
     assert Preset.objects.exists()
     browser.send("/", f"/sessions/presets/{preset.pk}/delete/")
     assert not Preset.objects.exists()
@@ -490,7 +490,7 @@ def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker:
         (8, [8, 8, 8], "All GPUs are free."),
         (3, [3, 5, 7], "Slurm expects 7 to be free from"),
         (3, [3, 3, 3], "No more are expected"),
-        (3, [8, 8, 8], "No more are expected"),  # what is in use now, the plan knows nothing of
+        (3, [8, 8, 8], "No more are expected"),  # the plan does not include what is in use now
     ],
 )
 def test_the_plan_does_not_contradict_what_is_free_now(free: int, plan: list[int], words: str) -> None:

@@ -131,7 +131,7 @@ def test_lists_have_moments_by_their_distance(
 
 
 def test_times_in_sentences_are_for_the_browser_too(
-    browser: Browser, alice: User, broker: FakeBroker, still: None
+    browser: Browser, alice: User, broker: FakeBroker, frozen_clock: None
 ) -> None:
     free = timezone.now().replace(microsecond=0) + timedelta(hours=3)
     why = message("4 GPUs <free> until {until} at the latest", until=moment_text(free, timezone.now()))
@@ -190,7 +190,7 @@ def clock(moment: datetime, zone: str) -> str:
 
 
 def test_calendar_and_mails_are_by_the_browsers_clocks(
-    browser: Browser, other: Browser, alice: User, booked: Booking
+    browser: Browser, bobs_browser: Browser, alice: User, booked: Booking
 ) -> None:
     browser.cookies["carme_zone"] = "Asia/Tokyo"
     page = words(browser.get("/bookings/"))
@@ -198,8 +198,8 @@ def test_calendar_and_mails_are_by_the_browsers_clocks(
     assert "Times are in Asia/Tokyo." in page
     cells = BeautifulSoup(browser.get("/bookings/").content, "html.parser").select("a.free")
     assert str(cells[0]["data-start"]).endswith("+09:00")
-    # Who comes next, from elsewhere, gets nothing of it.
-    assert "Times are in Europe/Berlin." in words(other.get("/bookings/"))
+    # The next user, in another time zone, is not affected.
+    assert "Times are in Europe/Berlin." in words(bobs_browser.get("/bookings/"))
     # It is kept for mails, which no browser asks for.
     alice.refresh_from_db()
     assert alice.browser_zone == "Asia/Tokyo"

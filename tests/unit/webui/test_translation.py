@@ -1,4 +1,4 @@
-"""German: every text of the portal has one, the compiled file is that of the readable one, pages use it."""
+"""German: every text of the portal has a translation, the compiled file is current, and pages use it."""
 
 import gettext
 import importlib.util
@@ -102,8 +102,8 @@ def test_pages_are_german_where_the_browser_requests_it(
     text = german.content.decode()
     assert '<html lang="de">' in text and "Zum Inhalt springen" in text and "Abmelden" in text
     assert german["Content-Language"] == "de" and "Accept-Language" in german["Vary"]
-    other = browser.get(page, headers={"accept-language": "fr"}).content.decode()
-    assert '<html lang="en">' in other and "Skip to the content" in other
+    french = browser.get(page, headers={"accept-language": "fr"}).content.decode()
+    assert '<html lang="en">' in french and "Skip to the content" in french
 
 
 def test_a_users_choice_comes_before_the_browsers_and_reaches_mails(browser: Browser, alice: User) -> None:
@@ -121,7 +121,7 @@ def test_the_page_for_signing_in_is_german_too(anonymous: Browser) -> None:
     assert "Anmelden" in text and "Mit einem Passkey anmelden" in text
 
 
-def test_times_in_words() -> None:
+def test_times_are_written_in_the_language() -> None:
     start, end = datetime(2026, 11, 2, 13, 30, tzinfo=UTC), datetime(2026, 11, 2, 15, 30, tzinfo=UTC)
     assert span_words(start, end) == "Mon 2 Nov, 13:30 to 15:30"
     with translation.override("de"):
@@ -161,5 +161,5 @@ def _texts(compiled: IO[bytes]) -> dict[str | tuple[str, int], str]:
 def test_a_stored_sentence_that_cannot_be_filled_in_is_shown_in_english() -> None:
     field = SentenceField()
     assert field.from_db_value('{"message": {"text": "As it was.", "template": ""}}') == "As it was."
-    for other in ('{"message": 1}', '{"message": {"text": 1}}', '{"message": no'):
-        assert field.from_db_value(other) == other
+    for stored in ('{"message": 1}', '{"message": {"text": 1}}', '{"message": no'):
+        assert field.from_db_value(stored) == stored

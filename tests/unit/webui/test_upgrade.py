@@ -178,8 +178,8 @@ def upgraded(transactional_db: None) -> Iterator[None]:
     latest = MigrationExecutor(connection).loader.graph.leaf_nodes()
     labels = own_labels()
     try:
-        others = [node for node in latest if node[0] not in labels]
-        fill(migrate([*others, *((label, "0001_initial") for label in labels)]))
+        foreign = [node for node in latest if node[0] not in labels]
+        fill(migrate([*foreign, *((label, "0001_initial") for label in labels)]))
         migrate(latest)
         yield
     finally:
@@ -196,7 +196,7 @@ def test_nothing_of_the_first_version_is_lost_and_every_page_shows_it(
 
 
 def check_rows() -> None:
-    """See that nothing is lost."""
+    """Fail if a row is lost."""
     assert {name: apps.get_model(name).objects.count() for name in ROWS} == ROWS
     booking = apps.get_model("bookings.Booking").objects.get(title="A booking of old")
     assert (booking.users, booking.node_names, booking.state) == (["bob"], ["n1"], "approved")

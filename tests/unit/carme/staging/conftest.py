@@ -51,9 +51,9 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture(autouse=True)
 def only_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that tests of other parts have left here would have each copy made in another process."""
-    others = set(threading.enumerate()) - {threading.current_thread()}
-    monkeypatch.setattr(threading, "active_count", lambda: len(set(threading.enumerate()) - others))
+    """Hide threads that tests of other parts have left: with them each copy would run in another process."""
+    earlier = set(threading.enumerate()) - {threading.current_thread()}
+    monkeypatch.setattr(threading, "active_count", lambda: len(set(threading.enumerate()) - earlier))
 
 
 @pytest.fixture

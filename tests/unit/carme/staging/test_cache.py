@@ -29,7 +29,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """In memory, and where other users can go."""
+    """A folder in memory that other users can enter."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         os.chmod(folder, 0o711)
         yield Path(folder)
@@ -51,7 +51,7 @@ def hold(cache: Cache, source: Path, version: str = "", job: str = "1") -> tuple
     return Path(path), held, was_there
 
 
-def test_the_second_time_it_is_there(tmp_path: Path, cache: Cache) -> None:
+def test_a_second_job_finds_the_copy_until_the_source_changes(tmp_path: Path, cache: Cache) -> None:
     many(tmp_path / "data", 2, 3)
     path, held, was_there = hold(cache, tmp_path / "data")
     assert not was_there and walk(path) == walk(tmp_path / "data")
@@ -67,7 +67,7 @@ def test_the_second_time_it_is_there(tmp_path: Path, cache: Cache) -> None:
     os.close(held)
 
 
-def test_a_single_file(tmp_path: Path, cache: Cache) -> None:
+def test_a_single_file_is_cached_under_its_name(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "data.sqsh").write_bytes(b"image")
     path, held, _ = hold(cache, tmp_path / "data.sqsh")
     assert path.name == "data.sqsh" and path.read_bytes() == b"image"
@@ -75,7 +75,7 @@ def test_a_single_file(tmp_path: Path, cache: Cache) -> None:
     assert hold(cache, tmp_path / "data.sqsh")[2]
 
 
-def test_a_version_is_not_looked_at_again(tmp_path: Path, cache: Cache) -> None:
+def test_a_known_version_is_not_compared_with_its_source_again(tmp_path: Path, cache: Cache) -> None:
     many(tmp_path / "data", 1, 2)
     _, held, _ = hold(cache, tmp_path / "data", "blake3:00")
     os.close(held)
@@ -91,14 +91,14 @@ def test_what_is_in_use_is_neither_changed_nor_removed(tmp_path: Path, cache: Ca
     path, held, _ = hold(cache, tmp_path / "data")
     before = walk(path)
     (tmp_path / "data/d0/f0").write_text("changed")
-    other, also_held, was_there = hold(cache, tmp_path / "data", job="2")
-    assert other != path and not was_there
-    assert walk(path) == before and walk(other) == walk(tmp_path / "data")
+    newer, also_held, was_there = hold(cache, tmp_path / "data", job="2")
+    assert newer != path and not was_there
+    assert walk(path) == before and walk(newer) == walk(tmp_path / "data")
     key = stage(tmp_path / "data").key
     assert not cache.remove(key) and path.exists()
     os.close(held)
     assert cache.remove(key) and not path.exists()
-    assert other.exists()
+    assert newer.exists()
     os.close(also_held)
 
 
@@ -133,24 +133,27 @@ def test_what_cannot_be_copied_is_not_taken_for_complete(memory: Path) -> None:
     (memory / "data/d0/f0").chmod(0)
     (memory / "cache").mkdir(mode=0o700)
     # Root may read everything.
-    other = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-    if other:
+    unprivileged = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    if unprivileged:
         os.chown(memory / "cache", 65534, 65534)
     program = (
         f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from carme.staging.cache import Cache; "
         "cache = Cache(sys.argv[1]); print(cache.hold(sys.argv[2], sys.argv[3])[2], len(cache.known()))"
     )
     words = [memory / "cache", stage(memory / "data").key, memory / "data"]
-    # The system's Python: the tests' own may lie where only root can look.
+    # The system's Python: the tests' own may be where only root can read.
     command = ["/usr/bin/python3", "-I", "-c", program, *map(str, words)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, **other)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, **unprivileged)
     assert ended.returncode and "d0/f0: you have no permission" in ended.stderr
     (memory / "data/d0/f0").chmod(0o644)
-    # It was not there: what the first left is not taken for a copy.
-    assert subprocess.run(command, capture_output=True, text=True, check=True, **other).stdout == "False 1\n"
+    # The cache had no copy: what the first attempt left does not count as one.
+    assert (
+        subprocess.run(command, capture_output=True, text=True, check=True, **unprivileged).stdout
+        == "False 1\n"
+    )
 
 
-def test_many_ask_at_once(tmp_path: Path, cache: Cache) -> None:
+def test_processes_that_request_the_same_data_at_once_copy_it_once(tmp_path: Path, cache: Cache) -> None:
     many(tmp_path / "data", 3, 30)
     program = (
         f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from carme.staging.cache import Cache; "
@@ -249,7 +252,7 @@ def _is_known(uid: int) -> bool:
 
 @root
 def test_planted_symlinks_lead_root_nowhere(node: Path, tmp_path: Path) -> None:
-    """Whatever a job's owner puts there, what only root may read or remove stays unread and where it is."""
+    """Whatever a job's owner puts there, root neither reads nor removes files of root."""
     secret = tmp_path / "secret"
     secret.mkdir(mode=0o700)
     (secret / "key").write_text("secret")
@@ -317,9 +320,9 @@ def test_leftovers_of_jobs_that_are_over_go_and_running_ones_stay(
 
 @root
 def test_the_limit_of_a_node_is_over_all_users(node: Path, tmp_path: Path) -> None:
-    other = node / "users/1"
-    other.mkdir(mode=0o700)
-    os.chown(other, 1, 1)
+    user_folder = node / "users/1"
+    user_folder.mkdir(mode=0o700)
+    os.chown(user_folder, 1, 1)
     keys = {}
     for user, used in ((NOBODY, 1000), (1, 2000)):
         source = tmp_path / f"of{user}"
@@ -357,18 +360,19 @@ def test_one_users_folder_does_not_keep_others_from_being_tidied(
         os.chown(node / f"jobs/{number}", NOBODY, -1)
     os.chown(node / "jobs/6", 54321, -1)  # no such user any more
     as_nobody("chmod", "0755", f"{node}/users/{NOBODY}")
-    other = node / "users/1"
-    other.mkdir(mode=0o700)
-    os.chown(other, 1, 1)
+    user_folder = node / "users/1"
+    user_folder.mkdir(mode=0o700)
+    os.chown(user_folder, 1, 1)
     key = "0" * 24
-    lies = f"mkdir -p {other}/{key}/data; echo x >{other}/{key}/data/x; touch {other}/{key}/lock"
-    lies += f"; echo '{{\"bytes\": 99999999999999}}' >{other}/{key}/about.json"
-    subprocess.run(["sh", "-c", lies], check=True, user=1, group=1, extra_groups=[])
+    copy = user_folder / key
+    forge = f"mkdir -p {copy}/data; echo x >{copy}/data/x; touch {copy}/lock"
+    forge += f"; echo '{{\"bytes\": 99999999999999}}' >{copy}/about.json"
+    subprocess.run(["sh", "-c", forge], check=True, user=1, group=1, extra_groups=[])
     janitor = Janitor(node, 1 << 20)
-    assert janitor.tidy() == 1  # it has something to say
+    assert janitor.tidy() == 1  # a failure to report
     assert not os.listdir(node / "jobs")
-    # What is written down about a copy removes nothing: it takes 4 KiB.
-    assert (other / key / "data/x").exists()
+    # A forged record about a copy removes nothing: the copy takes 4 KiB.
+    assert (copy / "data/x").exists()
 
 
 def test_a_quota_leaves_less_than_the_disk(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def lower(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
 def test_what_has_changed_is_found_everywhere(
     memory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    """Also where there is so much of it that the look through both trees is left to the workers."""
+    """Also where there are so many changes that the workers compare both trees."""
     source, target = wide(memory)
     os.link(source / "d9" / "f1", source / "d10" / "same")
     (source / "d11" / os.fsdecode(b"\xff\n")).write_bytes(b"odd")
@@ -143,7 +143,7 @@ def test_a_few_changed_files_need_no_worker(memory: Path, monkeypatch: pytest.Mo
     assert result.ok and not result.resumed
     assert (result.counts.copied, result.counts.unchanged) == (20, 391)
     assert walk(target) == walk(source)
-    # One that leads elsewhere is none of those.
+    # A link with another target is a change that needs a worker.
     (source / "link").unlink()
     (source / "link").symlink_to("d1")
     with pytest.raises(TypeError):

@@ -125,7 +125,7 @@ def test_entries_come_in_the_order_of_their_inodes(cold: Path) -> None:
 
 
 @trees.both_engines
-def test_all_kinds_of_cold_files(tmp_path: Path) -> None:
+def test_cold_files_of_every_kind_are_copied(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     for folder in ("one", "two/three"):
         (source / folder).mkdir(parents=True)
@@ -175,7 +175,7 @@ def test_a_large_cold_source_is_read_past_memory(tmp_path: Path, verify: Literal
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_large_source_partly_in_memory_and_not_written_yet(tmp_path: Path) -> None:
+def test_pages_that_are_not_written_back_yet_are_copied(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     large = source / "large"

@@ -22,7 +22,7 @@ class Installed:
     def __init__(self, folder: Path) -> None:
         self.program, self.mark = folder / "carme", folder / "started"
         python = folder / "python"
-        # Carme is not installed for it. All else is as the program asks for: isolated, a line of Python.
+        # Carme is not installed for this Python. The program calls it isolated, with a line of Python.
         there = f"import sys; sys.path.insert(0, '{SOURCE}'); "
         python.write_text(
             f'#!/bin/sh\n: > {self.mark}\n[ "$1 $2" = "-I -c" ] || exit 99\nline=$3; shift 3\n'

@@ -106,11 +106,11 @@ def test_acls_are_preserved(place: Path) -> None:
     assert copy(str(source), str(target)).ok
     assert walk(target) == walk(source)
     # A default ACL of the destination must not give anybody more than the source did.
-    other = place / "other"
-    other.mkdir()
-    os.setxattr(other, "system.posix_acl_default", ACL)
-    assert copy(str(source), str(other)).ok
-    assert walk(other) == walk(source)
+    with_default = place / "other"
+    with_default.mkdir()
+    os.setxattr(with_default, "system.posix_acl_default", ACL)
+    assert copy(str(source), str(with_default)).ok
+    assert walk(with_default) == walk(source)
 
 
 def test_an_acl_that_is_lost_widens_nothing() -> None:
@@ -139,7 +139,7 @@ def test_sparse_files_stay_sparse(place: Path) -> None:
     ("verify", "hash"),
     [("none", "blake2b"), *((read_from, each) for read_from in ("read", "device") for each in ALGORITHMS)],
 )
-def test_large_files_in_parts(tmp_path: Path, verify: str, hash: str) -> None:
+def test_large_files_are_copied_in_parts_and_verified(tmp_path: Path, verify: str, hash: str) -> None:
     if hash != "blake2b":
         pytest.importorskip({"xxh3": "xxhash"}.get(hash, hash))
     source, target = from_and_to(tmp_path)
@@ -203,7 +203,7 @@ def test_copy_leaves_another_kind_in_the_way(tmp_path: Path) -> None:
 
 
 @both_engines
-def test_a_folder_of_very_many_files(memory: Path) -> None:
+def test_a_folder_of_very_many_files_is_copied_and_synced(memory: Path) -> None:
     source, target = from_and_to(memory)
     many(source, 1, 7000, size=8)
     many(source / "d0" / "below", 1, 3)
@@ -239,7 +239,7 @@ def test_folders_that_wait_go_to_a_file(memory: Path, monkeypatch: pytest.Monkey
     assert max(blocks for _folders, blocks in waiting) > 10
 
 
-def test_deep_trees_and_long_names(tmp_path: Path) -> None:
+def test_paths_longer_than_the_systems_limit_are_copied_and_removed(tmp_path: Path) -> None:
     source, target = from_and_to(tmp_path)
     source.mkdir()
     # Deeper than a path may be long.
@@ -260,7 +260,7 @@ def test_deep_trees_and_long_names(tmp_path: Path) -> None:
     subprocess.run(["rm", "-rf", str(source)], check=True)
 
 
-def test_one_file(tmp_path: Path) -> None:
+def test_a_single_file_is_copied_to_a_path_or_into_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("contents")
     assert copy(str(tmp_path / "a"), str(tmp_path / "b")).ok
     assert (tmp_path / "b").read_text() == "contents"
@@ -275,7 +275,7 @@ def test_one_file(tmp_path: Path) -> None:
     assert not left_behind(tmp_path)
 
 
-def test_what_cannot_be_begun(tmp_path: Path) -> None:
+def test_a_copy_with_wrong_paths_or_limits_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "source"
     many(source, 1, 1)
     (tmp_path / "file").touch()
@@ -301,7 +301,7 @@ def test_what_cannot_be_begun(tmp_path: Path) -> None:
     assert parse_size("1.5k") == 1536 and parse_size("2 GiB") == 2 << 30
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_carme_data_prints_results_events_and_errors(tmp_path: Path) -> None:
     source, target = from_and_to(tmp_path)
     many(source, 2, 3)
     ended = carme_data("copy", str(source), str(target))
@@ -386,7 +386,7 @@ def test_folders_whose_names_are_no_text_are_copied(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_limits_hold(tmp_path: Path) -> None:
+def test_limits_of_operations_and_bandwidth_hold(tmp_path: Path) -> None:
     source = tmp_path / "source"
     many(source, 2, 50, size=8)
     (source / "file").write_bytes(bytes(3 << 20))
@@ -395,21 +395,21 @@ def test_limits_hold(tmp_path: Path) -> None:
     assert copy(str(source), str(tmp_path / "two"), Options(bandwidth=2 << 20)).seconds > 0.9
 
 
-def test_from_a_program_with_threads(tmp_path: Path) -> None:
+def test_a_program_with_threads_can_copy_and_gets_the_problems(tmp_path: Path) -> None:
     source, target = from_and_to(tmp_path)
     many(source, 1, 3)
     (target / "d0/f1").mkdir(parents=True)
     reported: list[object] = []
     ended = threading.Event()
-    other = threading.Thread(target=ended.wait)
-    other.start()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
     try:
         result = copy(str(source), str(target), notify=reported.append)
         with pytest.raises(NotFound):
             copy(str(tmp_path / "nowhere"), str(target))
     finally:
         ended.set()
-        other.join()
+        thread.join()
     assert result.counts.copied == 2
     assert [problem.path for problem in reported if isinstance(problem, Problem)] == ["d0/f1"]
 
@@ -448,7 +448,9 @@ def build(top: bytes, tree: dict[bytes, object]) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(first=TREES, second=TREES)
-def test_any_tree_becomes_any_other(first: dict[bytes, object], second: dict[bytes, object]) -> None:
+def test_a_sync_turns_any_tree_into_any_other(
+    first: dict[bytes, object], second: dict[bytes, object]
+) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         original, replaced, target = (Path(folder) / name for name in ("one", "two", "target"))
         build(os.fsencode(original), first)

@@ -82,7 +82,7 @@ def device(tmp_path_factory: pytest.TempPathFactory, compiled: None) -> Path:
         ("corrupt", "what was read back from the destination is not what was written"),
     ],
 )
-def test_a_failing_device(
+def test_errors_of_a_device_are_reported_and_the_other_files_copied(
     tmp_path: Path, device: Path, engine: str, size: str, fault: str, reason: str
 ) -> None:
     source, target = from_and_to(tmp_path)
@@ -110,7 +110,9 @@ def test_a_failing_device(
 
 @pytest.mark.parametrize("engine", ["native", "python"])
 @pytest.mark.parametrize("size", ["small", "large"])
-def test_a_quota_that_is_used_up(tmp_path: Path, device: Path, engine: str, size: str) -> None:
+def test_a_quota_that_is_used_up_is_reported_and_the_copy_resumes(
+    tmp_path: Path, device: Path, engine: str, size: str
+) -> None:
     """A kernel with quotas is not everywhere: the same stand-in gives its answer."""
     source, target = from_and_to(tmp_path)
     source.mkdir()

@@ -68,7 +68,7 @@ def killed_in_a_file(source: Path, target: Path, *more: str) -> None:
 
 
 @pytest.mark.timeout(0 if KILLS > 50 else 600)
-def test_killed_at_any_moment(memory: Path) -> None:
+def test_a_copy_that_is_killed_at_any_moment_resumes(memory: Path) -> None:
     source = memory / "source"
     many(source / "small", 30, 40)
     many(source / "huge", 1, 3000, size=16)
@@ -87,7 +87,7 @@ def test_killed_at_any_moment(memory: Path) -> None:
     chance = random.Random(7)
     while killed < KILLS:
         for turn in range(min(5, KILLS - killed)):
-            # One goes on where the other was killed.
+            # Each copy resumes where the one before was killed.
             engine = chance.choice(("auto", "python"))
             delay, begun = chance.uniform(0.05, longest), time.monotonic()
             if not kill_at(source, target, delay, "--engine", engine):
@@ -117,7 +117,7 @@ def test_killed_at_any_moment(memory: Path) -> None:
     print(f"{killed} copies were killed; each ended as the source, byte for byte")
 
 
-def test_killed_while_a_few_changed_files_are_copied(memory: Path) -> None:
+def test_a_sync_of_a_few_files_that_is_killed_resumes(memory: Path) -> None:
     source, target = from_and_to(memory)
     many(source, 3, 20)
     assert copy(str(source), str(target)).ok
@@ -133,7 +133,7 @@ def test_killed_while_a_few_changed_files_are_copied(memory: Path) -> None:
 
 
 @pytest.mark.parametrize("instead", ["nothing", "file", "symlink"])
-def test_a_folder_that_is_gone_from_the_source_when_a_killed_copy_goes_on(memory: Path, instead: str) -> None:
+def test_a_resumed_copy_drops_a_folder_that_the_source_no_longer_has(memory: Path, instead: str) -> None:
     source, target = from_and_to(memory)
     many(source, 3, 5)
     assert copy(str(source), str(target)).ok
@@ -152,7 +152,7 @@ def test_a_folder_that_is_gone_from_the_source_when_a_killed_copy_goes_on(memory
 
 
 @both_engines
-def test_leftovers_in_a_folder_of_many_files(memory: Path) -> None:
+def test_partial_files_in_a_folder_of_many_files_are_replaced(memory: Path) -> None:
     source, target = from_and_to(memory)
     many(source / "huge", 1, 5000, size=16)
     (target / "huge/d0").mkdir(parents=True)
@@ -251,7 +251,7 @@ def test_ctrl_c_ends_it_and_it_goes_on(memory: Path) -> None:
 
 
 @both_engines
-def test_a_file_that_never_stops_changing(memory: Path) -> None:
+def test_a_file_that_changes_during_the_copy_is_reported(memory: Path) -> None:
     source, target = from_and_to(memory)
     many(source, 1, 3)
     (source / "busy").write_bytes(bytes(40 << 20))
@@ -294,7 +294,9 @@ def mounted(place: Path, size: str) -> Iterator[Path]:
 @root
 @both_engines
 @pytest.mark.parametrize("large", [False, True])
-def test_a_full_destination(tmp_path: Path, large: bool) -> None:
+def test_a_full_destination_is_reported_and_the_copy_resumes_with_more_space(
+    tmp_path: Path, large: bool
+) -> None:
     source = tmp_path / "source"
     many(source, 5, 100, size=8000)
     if large:
@@ -312,7 +314,7 @@ def test_a_full_destination(tmp_path: Path, large: bool) -> None:
 
 
 @root
-def test_a_destination_that_can_only_be_read(tmp_path: Path) -> None:
+def test_a_read_only_destination_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "source"
     many(source, 1, 2)
     with mounted(tmp_path / "target", "2m") as target:
@@ -321,7 +323,9 @@ def test_a_destination_that_can_only_be_read(tmp_path: Path) -> None:
             copy(str(source), str(target))
 
 
-def test_files_that_vanish_after_they_were_seen(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_vanish_during_the_copy_are_reported(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, target = from_and_to(memory)
     many(source, 2, 6)
     (source / "d1/f3").unlink()
@@ -359,7 +363,7 @@ def test_what_may_not_be_read_is_reported(memory: Path) -> None:
     target.mkdir()
     os.chown(target, 65534, 65534)
     program = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from carme.cli import program; program()"
-    # The system's Python: the tests' own may lie where only root can look.
+    # The system's Python: the tests' own may be where only root can read.
     ended = subprocess.run(
         ["/usr/bin/python3", "-I", "-c", program, "data", "copy", str(source), str(target)],
         capture_output=True,

@@ -99,8 +99,10 @@ def test_what_the_workers_cannot_copy_is_reported_at_the_end(memory: Path) -> No
 
 
 @pytest.mark.parametrize("fault", ["", "spoils", "fails"])
-def test_dsync_where_a_site_has_it(memory: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """Commands stand in for srun and dsync, which needs MPI; what dsync spoils is found and mended."""
+def test_what_dsync_copies_is_verified_and_repaired(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Commands stand in for srun and dsync, which needs MPI; what dsync damages is found and repaired."""
     source, target, programs = memory / "source", memory / "target", memory / "bin"
     many(source, 3, 5)
     programs.mkdir()
@@ -131,7 +133,7 @@ def test_limits_are_shared(memory: Path) -> None:
     assert '"bandwidth": 250' in written and '"operations": 2' in written
 
 
-def test_what_cannot_be_begun(memory: Path) -> None:
+def test_a_copy_that_cannot_be_spread_is_refused(memory: Path) -> None:
     many(memory / "source", 1, 1)
     (memory / "file").write_text("one")
     with pytest.raises(InvalidRequest, match="one host"):

@@ -91,7 +91,7 @@ def test_every_difference_is_reported(pair: tuple[Path, Path]) -> None:
     assert carme_data("verify", str(source), str(target)).returncode == 0
 
 
-def test_what_cannot_be_compared(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_path_that_is_missing_cannot_be_verified(pair: tuple[Path, Path], tmp_path: Path) -> None:
     for source, target in (
         (pair[0], tmp_path / "no"),
         (tmp_path / "no", pair[0]),
@@ -106,7 +106,9 @@ squashfs = pytest.mark.skipif(not shutil.which("mksquashfs"), reason="squashfs-t
 
 @squashfs
 @pytest.mark.parametrize("compression", ["zstd", "lz4", "none"])
-def test_a_folder_as_one_image(pair: tuple[Path, Path], tmp_path: Path, compression: str) -> None:
+def test_a_folder_is_packed_into_one_image_that_can_be_verified(
+    pair: tuple[Path, Path], tmp_path: Path, compression: str
+) -> None:
     image = tmp_path / "data.sqsh"
     result = pack(str(pair[0]), str(image), compression)
     assert result.ok and result.counts.copied == 10
@@ -127,7 +129,7 @@ def test_a_folder_as_one_image(pair: tuple[Path, Path], tmp_path: Path, compress
 
 
 @squashfs
-def test_an_image_that_cannot_be_made(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_packed_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="lies in the folder"):
         pack(str(pair[0]), str(pair[0] / "x.sqsh"))
     with pytest.raises(NotFound):

@@ -162,9 +162,9 @@ def test_an_operator_gives_what_onnx_runtime_gives(case: tuple[Any, ...]):
     module = carme_onnx.to_torch(proto).eval()
     found = module(*(torch.from_numpy(value.copy()) for value in given.values()))
     whole = onnx_models.expected(proto, given).values()
-    for mine, wanted in zip(found if isinstance(found, tuple) else (found,), whole, strict=True):
-        assert tuple(mine.shape) == wanted.shape
-        np.testing.assert_allclose(mine.numpy(), wanted, rtol=1e-4, atol=1e-5)
+    for output, wanted in zip(found if isinstance(found, tuple) else (found,), whole, strict=True):
+        assert tuple(output.shape) == wanted.shape
+        np.testing.assert_allclose(output.numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_operators_that_are_missing_are_named_with_their_nodes_before_anything_runs():

@@ -26,7 +26,7 @@ def test_a_model_says_what_it_takes_and_gives():
     assert model.outputs == ("y", "z") and model.opset == 17
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path):
+def test_an_invalid_model_is_refused(tmp_path: Path):
     text = tmp_path / "readme.txt"
     text.write_text("no model")
     assert refusal(text) == "readme.txt is not an ONNX model: there is no graph with nodes in it."
@@ -117,7 +117,7 @@ def test_links_out_of_a_models_own_cache_are_refused(snapshot: Path, tmp_path: P
     assert "are in model.onnx_data, which is outside of the folder" in refusal(snapshot / "model.onnx")
 
 
-def test_a_folder_that_only_looks_like_a_cache_is_none(snapshot: Path, tmp_path: Path):
+def test_a_folder_that_resembles_a_cache_is_refused(snapshot: Path, tmp_path: Path):
     """Its name is the model's author's to choose; the cache's is not."""
     (tmp_path / "hub" / "models--maker--chain").rename(tmp_path / "hub" / "chain")
     path = tmp_path / "hub" / "chain" / snapshot.relative_to(tmp_path / "hub" / "models--maker--chain")

@@ -146,7 +146,7 @@ def test_vgg19_sends_no_more_than_the_minimum_cut_whatever_was_measured(measurem
     assert found.sent_bytes <= 0.05 * found.unfused_bytes
 
 
-def test_of_cuts_that_are_about_as_balanced_the_one_with_the_fewest_bytes_is_taken():
+def test_among_equally_balanced_cuts_the_one_with_the_fewest_bytes_is_taken():
     """Cut in the middle 4 MiB would travel; 4 % off it is 1 MiB, and 10 % off 1 KiB."""
     wide = 4 << 20
     layers = [("Conv", wide, 45.0), ("Pool", 1 << 10, 0.0), ("Conv", wide, 3.0), ("Pool", 1 << 20, 0.0)]
@@ -209,7 +209,7 @@ def test_more_tasks_than_operators_are_refused():
         carme_onnx.plan(traced(onnx_models.chain(), 32, 64), 2, tasks=40)
 
 
-def test_pieces_longer_than_any_plan_needs_are_not_looked_at(monkeypatch: pytest.MonkeyPatch):
+def test_pieces_longer_than_any_plan_needs_are_not_tried(monkeypatch: pytest.MonkeyPatch):
     """With many parts nearly all are: a plan of 256 parts would take most of a minute."""
     limits: list[float] = []
     bounded = partition._bounded

@@ -360,15 +360,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_links_in_a_folder_are_not_followed_and_nobody_else_can_write_into_it(tmp_path: Path):
-    other = tmp_path / "other"
-    other.write_text("kept")
+    linked_file = tmp_path / "other"
+    linked_file.write_text("kept")
     (tmp_path / "old").mkdir()
     for name in ("weights.bin", "part_0.onnx", "onnx_pipeline.py", "onnx_pipeline.pickle"):
-        (tmp_path / "old" / name).symlink_to(other)
+        (tmp_path / "old" / name).symlink_to(linked_file)
     given, model = [{"x": onnx_models.random(4, 64)}], carme_onnx.load(onnx_models.chain())
     found = Runner(model, 1, folder=tmp_path / "old").run(given)
     check(found[0], onnx_models.expected(onnx_models.chain(), given[0]))
-    assert other.read_text() == "kept" and not (tmp_path / "old" / "weights.bin").is_symlink()
+    assert linked_file.read_text() == "kept" and not (tmp_path / "old" / "weights.bin").is_symlink()
     Runner(model, 1, folder=tmp_path / "new").run(given)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 

@@ -151,8 +151,8 @@ async def server(lasting_site: Site, job_id: int) -> AsyncIterator[Site]:
     if lasting_site.broker.processes[job_id].returncode is None and await lasting_site.is_ready():
         token = lasting_site.token(job_id)
         for kind, key in (("sessions", "id"), ("kernels", "id"), ("terminals", "name")):
-            for one in json.loads((await lasting_site.visit(f"/api/{kind}", token))[1]):
-                await lasting_site.visit(f"/api/{kind}/{one[key]}", token, method="DELETE")
+            for resource in json.loads((await lasting_site.visit(f"/api/{kind}", token))[1]):
+                await lasting_site.visit(f"/api/{kind}/{resource[key]}", token, method="DELETE")
     home = lasting_site.broker.socket.parent
     for file in (*home.glob("*.txt"), *home.glob("*.ipynb")):
         file.unlink()
@@ -212,8 +212,8 @@ async def page(context: BrowserContext, gate: Gate) -> AsyncIterator[Page]:
     await console.send("Storage.clearDataForOrigin", {"origin": gate.url, "storageTypes": STORED})
     await console.detach()
     yield page
-    for one in context.pages:
-        await one.close()
+    for each in context.pages:
+        await each.close()
 
 
 @pytest_asyncio.fixture(loop_scope="package")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 @pytest_asyncio.fixture(loop_scope="package", autouse=True)
 async def _no_app_is_left(server: Site) -> AsyncIterator[None]:
-    """An app that a test has opened is none of the next test's session."""
+    """Close the apps that a test has opened, before the next test."""
     yield
     for process in psutil.process_iter(["cmdline"]):
         if str(APPS / "good.sock") in (process.info["cmdline"] or []):

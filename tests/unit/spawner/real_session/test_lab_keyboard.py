@@ -66,9 +66,9 @@ async def test_tiles_panel_and_time_are_used_by_keyboard(front: Front, page: Pag
     await tab_to(page, portal)
     async with page.context.expect_page() as opened:
         await page.keyboard.press("Enter")
-    other = await opened.value
+    portal_page = await opened.value
     await eventually(lambda: front.questions["/sessions/s1/"], "the portal's page of the session is opened")
-    await other.close()
+    await portal_page.close()
     await tab_to(page, tile.filter(has_text="Examples"))
     await page.keyboard.press("Enter")
     await expect(page.locator(".carme-examples")).to_be_visible()

@@ -134,7 +134,7 @@ async def refuses(front: Front, spoken: str) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="package")
-async def test_it_begins_in_the_portals_language_and_ones_own_choice_stays(
+async def test_jupyterlab_begins_in_the_portals_language_and_the_users_choice_stays(
     spoken: str, front: Front, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(front.site.broker, "refuse", BEGUN)
@@ -143,12 +143,12 @@ async def test_it_begins_in_the_portals_language_and_ones_own_choice_stays(
     await page.goto(f"{front.url}{front.base}lab?reset")
     await reads(page, WORDS[spoken])
     await refuses(front, spoken)
-    (other,) = {*WORDS} - {spoken}
-    assert await page.evaluate(CHOOSE, [front.base, language.LOCALES[other]]) == 204
+    (chosen,) = {*WORDS} - {spoken}
+    assert await page.evaluate(CHOOSE, [front.base, language.LOCALES[chosen]]) == 204
     stored = front.home / LAB / "user-settings/@jupyterlab/translation-extension"
     assert json.loads((stored / "plugin.jupyterlab-settings").read_text()) == {
-        "locale": language.LOCALES[other]
+        "locale": language.LOCALES[chosen]
     }
     await page.reload()
-    await reads(page, WORDS[other])
-    await refuses(front, other)
+    await reads(page, WORDS[chosen])
+    await refuses(front, chosen)

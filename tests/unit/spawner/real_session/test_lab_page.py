@@ -198,19 +198,19 @@ async def test_the_panel_draws_the_charts_of_the_jobs_page(front: Front, page: P
     assert "/jobs/7/use/" in paths and not [path for path in paths if "metrics" in path], paths
 
 
-#: Collects the texts of JupyterLab's messages, also of those that have gone again.
+#: Collects the texts of JupyterLab's messages, also of those that have disappeared.
 LISTEN = """() => {
-    window.heard = '';
+    window.shownMessages = '';
     new MutationObserver(() => {
         const messages = [...document.querySelectorAll('.Toastify__toast')];
-        window.heard += messages.map(message => message.innerText).join(' ');
+        window.shownMessages += messages.map(message => message.innerText).join(' ');
     }).observe(document.body, { childList: true, subtree: true, characterData: true });
 }"""
 
 
-async def heard(page: Page, words: str) -> None:
-    """Wait until one of JupyterLab's messages says it."""
-    await page.wait_for_function("words => window.heard.includes(words)", arg=words)
+async def message_appears(page: Page, words: str) -> None:
+    """Wait until one of JupyterLab's messages contains these words."""
+    await page.wait_for_function("words => window.shownMessages.includes(words)", arg=words)
 
 
 async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_by_their_names(
@@ -236,11 +236,11 @@ async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_b
     await fresh_page.keyboard.type("typed in time")
     front.status = time | {"warned": passed[:1]}
     await fresh_page.clock.fast_forward("00:40")
-    await heard(fresh_page, "Documents are being saved.")
+    await message_appears(fresh_page, "Documents are being saved.")
     assert "typed" not in file.read_text()
-    assert not await fresh_page.evaluate("window.heard.includes('All documents are saved')")
+    assert not await fresh_page.evaluate("window.shownMessages.includes('All documents are saved')")
     front.go_on.set()
-    await heard(fresh_page, "All documents are saved.")
+    await message_appears(fresh_page, "All documents are saved.")
     assert file.read_text() == "first line\ntyped in time"
 
     # A full disk.
@@ -248,11 +248,11 @@ async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_b
     await fresh_page.keyboard.type(", and more")
     front.status = time | {"warned": passed}
     await fresh_page.clock.fast_forward("00:40")
-    await heard(fresh_page, "Not saved: unsaved.txt.")
+    await message_appears(fresh_page, "Not saved: unsaved.txt.")
     assert file.read_text() == "first line\ntyped in time"
 
 
-#: Asks the session as JupyterLab's parts do; whether it was let through.
+#: Sends a request to the session as JupyterLab's parts do; returns whether it passed.
 ASK = """path => Promise.race([
     fetch(`${path}api/contents`).then(() => true),
     new Promise(done => setTimeout(done, 1000, false)),
@@ -307,7 +307,7 @@ async def test_a_session_that_has_ended_starts_again_from_its_dialog(ending: Fro
     await again.click()
     await expect(fresh_page.locator("#carme-session-time")).to_have_text("Starting again")
     assert ending.sent is None, "what it holds may be needed"
-    # Nobody waits for ever without a word.
+    # The dialog does not wait for ever without a message.
     await fresh_page.clock.fast_forward("01:10")
     await expect(dialog).to_contain_text("Try again in a minute.")
     await again.click()
@@ -321,8 +321,8 @@ async def test_a_session_that_is_stopped_says_what_is_saved_and_names_what_could
     ending: Front, page: Page
 ) -> None:
     """In two tabs; the server waits for both, on a busy machine, too."""
-    other = await page.context.new_page()
-    for tab, name in ((page, "unsaved.txt"), (other, "large.txt")):
+    second_tab = await page.context.new_page()
+    for tab, name in ((page, "unsaved.txt"), (second_tab, "large.txt")):
         (ending.home / name).write_text("first line\n")
         await tab.goto(f"{ending.url}{BASE}lab/tree/{name}?reset")
         await has_loaded(tab)
@@ -334,7 +334,7 @@ async def test_a_session_that_is_stopped_says_what_is_saved_and_names_what_could
     ending.process.terminate()
     for tab, words in (
         (page, "All documents are saved."),
-        (other, "Not saved: large.txt. Copy what you need"),
+        (second_tab, "Not saved: large.txt. Copy what you need"),
     ):
         dialog = tab.get_by_role("dialog").filter(has_text="This session has ended")
         await expect(dialog).to_contain_text("You stopped this session.")

@@ -32,9 +32,9 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page) -> No
     for name, path in (app, ("Portal", "/sessions/s1/"), ("Help", "/help/")):
         async with page.context.expect_page() as opened:
             await tile.filter(has_text=name).click()
-        other = await opened.value
+        opened_page = await opened.value
         await eventually(lambda path=path: front.questions[path], f"{name} leads to {path}")
-        await other.close()
+        await opened_page.close()
 
     # A web app of the user's own is there as soon as somebody returns to the page, and gone with it.
     with socket.socket(socket.AF_UNIX) as listening:

@@ -28,7 +28,7 @@ def marks_of(server: Site, job_id: int) -> dict[Step, float]:
     return {mark.step: mark.at.timestamp() for mark in marks}
 
 
-async def test_it_reports_to_the_hub_and_requests_a_login(server: Site, job_id: int) -> None:
+async def test_the_server_reports_to_the_hub_and_requests_a_login(server: Site, job_id: int) -> None:
     status, body = await server.visit("/api")
     assert status == 200
     assert "version" in json.loads(body)
@@ -46,7 +46,7 @@ async def test_another_users_token_opens_nothing(server: Site) -> None:
     await server.broker.finish(number, JobState.CANCELLED)
 
 
-async def test_it_listens_on_one_address_and_talks_to_nobody_without_a_certificate(server: Site) -> None:
+async def test_the_server_listens_on_one_address_and_requires_a_certificate(server: Site) -> None:
     target = urlsplit(server.routes["/jupyter/user/ada/s1/"]["target"])
     assert target.hostname
     assert target.port
@@ -63,7 +63,7 @@ async def test_it_listens_on_one_address_and_talks_to_nobody_without_a_certifica
             raise ConnectionError
 
 
-async def test_it_says_when_its_job_reached_each_step(
+async def test_the_server_reports_when_its_job_reached_each_step(
     server: Site, job_id: int, starts: dict[int, float]
 ) -> None:
     marks = marks_of(server, job_id)
@@ -71,7 +71,7 @@ async def test_it_says_when_its_job_reached_each_step(
     assert starts[job_id] - 1 <= marks[Step.CONTAINER] <= marks[Step.LISTENING] <= time.time()
 
 
-async def test_a_browser_gets_pages_and_the_hub_hears_of_the_first(server: Site, job_id: int) -> None:
+async def test_a_browser_gets_pages_and_the_hub_is_notified_of_the_first(server: Site, job_id: int) -> None:
     token = server.token(job_id)
     status, page = await server.visit("/lab", token)
     assert status == 200

@@ -63,7 +63,7 @@ def address(transactional_db: None, settings) -> Iterator[str]:
     pages = Pages()  # now that the static files are there
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        listening.listen()  # a browser that comes before the server waits
+        listening.listen()  # a browser that connects before the server accepts waits
         server = uvicorn.Server(uvicorn.Config(pages, log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
@@ -104,7 +104,7 @@ def root(transactional_db: None) -> User:
 
 
 @pytest.fixture
-def a_life(alice: User, bob: User, root: User, broker: FakeBroker, settings) -> None:
+def sample_data(alice: User, bob: User, root: User, broker: FakeBroker, settings) -> None:
     """Something on every page of Alice's, who manages a project; all that has a number has 7."""
     site = django_settings.SITE
     policy = site.bookings.model_copy(
@@ -115,8 +115,8 @@ def a_life(alice: User, bob: User, root: User, broker: FakeBroker, settings) -> 
     project = services.create(root, "vision", "Computer vision", alice, site_broker())
     Membership.objects.create(project=project, user=bob)
     Invitation.objects.create(project=project, user=root, by=alice)
-    other = Project.objects.create(name="speech", title="Speech")
-    Invitation.objects.create(pk=7, project=other, user=alice, by=root)
+    speech = Project.objects.create(name="speech", title="Speech")
+    Invitation.objects.create(pk=7, project=speech, user=alice, by=root)
     Job.store([broker.put(make_job(7, kind="batch", started=NOW)), broker.put(make_job(8, state="FAILED"))])
     broker.logs[7] = b"epoch 1\n"
     options = SessionOptions(image="torch", minutes=60, title="Mine")

@@ -83,7 +83,7 @@ ONLY_ON_ONE = """() => {
 
 #: What is for programs.
 PROGRAMS = ("api/", "metrics/", ".well-known/", "identity/o/api/")
-#: What stands for the variable parts of addresses in `a_life`.
+#: What stands for the variable parts of addresses in `sample_data`.
 EXAMPLES = {
     "<session_name:name>": "s12345678",
     "<job_id:job_id>": "7",
@@ -344,8 +344,8 @@ def test_a_fault_that_the_dark_a_phone_or_one_page_alone_shows_is_found(page: Pa
 
 
 @pytest.mark.timeout(10 * HANG)
-def test_no_page_keeps_anybody_out(
-    context: BrowserContext, page: Page, address: str, a_life: None, broker: FakeBroker, alice: User
+def test_every_page_is_accessible(
+    context: BrowserContext, page: Page, address: str, sample_data: None, broker: FakeBroker, alice: User
 ) -> None:
     eyes, http = Eyes(page), httpx.Client(base_url=address, verify=False, timeout=HANG)
     page.set_content("<html><body><img src='x'><p style='color: #eee'>Pale</p></body></html>")
@@ -398,8 +398,8 @@ def test_no_page_keeps_anybody_out(
 
 
 @pytest.mark.timeout(10 * HANG)
-def test_no_page_keeps_anybody_out_in_german(
-    context: BrowserContext, page: Page, address: str, a_life: None, broker: FakeBroker
+def test_every_page_is_accessible_in_german(
+    context: BrowserContext, page: Page, address: str, sample_data: None, broker: FakeBroker
 ) -> None:
     """German words are longer: on a phone that is where pages break."""
     eyes, http = Eyes(page, phone_alone=True), httpx.Client(base_url=address, verify=False, timeout=HANG)

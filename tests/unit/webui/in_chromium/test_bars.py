@@ -28,7 +28,7 @@ WIDTHS = """chart => [...chart.shadowRoot.querySelectorAll(".span")].map(
 
 
 def test_bars_over_time_are_read_by_pointer_keyboard_and_table(
-    page: Page, a_life: None, broker: FakeBroker, alice: User, complaints: list[str]
+    page: Page, sample_data: None, broker: FakeBroker, alice: User, complaints: list[str]
 ) -> None:
     name = "Asia/Kathmandu"  # whose hours begin at no other zone's
     User.objects.filter(pk=alice.pk).update(time_zone=name)
@@ -99,7 +99,7 @@ AXIS = """(chart, [start, end]) => {
     ],
 )
 def test_an_axis_has_full_hours_before_and_after_clocks_change(
-    page: Page, a_life: None, broker: FakeBroker, alice: User, name: str, start: datetime
+    page: Page, sample_data: None, broker: FakeBroker, alice: User, name: str, start: datetime
 ) -> None:
     User.objects.filter(pk=alice.pk).update(time_zone=name)
     begun = timezone.now() - timedelta(minutes=30)
@@ -135,7 +135,7 @@ def open_curve(page: Page, broker: FakeBroker, settings: Any, query: str) -> Loc
 
 
 def test_choices_with_as_many_gpus_are_read_together(
-    page: Page, a_life: None, broker: FakeBroker, settings: Any
+    page: Page, sample_data: None, broker: FakeBroker, settings: Any
 ) -> None:
     chart = open_curve(page, broker, settings, "gpus_per_node=2&nodes=4")
     named = chart.locator(".legend .moment")
@@ -148,7 +148,7 @@ def test_choices_with_as_many_gpus_are_read_together(
 
 
 def test_how_far_a_training_scales_is_read_by_keyboard_and_table(
-    page: Page, a_life: None, broker: FakeBroker, complaints: list[str], settings: Any
+    page: Page, sample_data: None, broker: FakeBroker, complaints: list[str], settings: Any
 ) -> None:
     chart = open_curve(page, broker, settings, "gpus_per_node=4&nodes=2")
     assert chart.evaluate(DRAWN) > 1000

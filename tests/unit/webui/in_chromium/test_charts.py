@@ -105,7 +105,7 @@ def measurements() -> tuple[Usage, list[Curve]]:
 
 
 @pytest.fixture
-def charts(page: Page, a_life: None, broker: FakeBroker, complaints: list[str]) -> Locator:
+def charts(page: Page, sample_data: None, broker: FakeBroker, complaints: list[str]) -> Locator:
     """Those of job 7, which has run for half an hour, on its page."""
     begun = timezone.now() - timedelta(minutes=30)
     size: dict[str, Any] = {"gpus": 2, "cpus": 8, "memory_mb": 32_768}
@@ -118,7 +118,7 @@ def charts(page: Page, a_life: None, broker: FakeBroker, complaints: list[str]) 
     return found
 
 
-def test_charts_are_seen_once_their_style_is_there(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_charts_are_seen_once_their_style_is_there(page: Page, sample_data: None, broker: FakeBroker) -> None:
     """Before that their parts would lie on each other, for a while in each notebook that shows a report."""
     broker.measured[7] = measurements()
     held: list[Route] = []
@@ -280,7 +280,7 @@ def test_ranks_have_small_charts_of_one_scale(
 
 
 def test_stacks_are_read_by_keyboard_and_table(
-    page: Page, a_life: None, complaints: list[str], bob: User
+    page: Page, sample_data: None, complaints: list[str], bob: User
 ) -> None:
     now = timezone.now()
     middle = (now.replace(day=1, hour=12) - timedelta(days=1)).replace(day=15)
@@ -397,7 +397,9 @@ def test_as_many_stacks_are_named_as_their_names_leave_room_for(charts: Locator)
 
 
 @pytest.fixture
-def measured(a_life: None, tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[Prometheus]:
+def measured(
+    sample_data: None, tmp_path_factory: pytest.TempPathFactory, settings: Any
+) -> Iterator[Prometheus]:
     """A Prometheus that has measured job 7, of Alice's session, for half an hour."""
     now = int(time.time())
     lines = []
@@ -463,7 +465,7 @@ def test_the_dashboard_shows_what_my_sessions_do(
 
 
 def test_moments_are_by_the_browsers_clock_with_the_sites_on_hover(
-    chromium: Chromium, address: str, a_life: None, broker: FakeBroker
+    chromium: Chromium, address: str, sample_data: None, broker: FakeBroker
 ) -> None:
     begun = datetime(2026, 9, 20, 22, 30, tzinfo=UTC)
     Job.store(
@@ -488,7 +490,7 @@ def test_moments_are_by_the_browsers_clock_with_the_sites_on_hover(
     context.close()
 
 
-def test_terms_are_explained_by_keyboard(page: Page, a_life: None, complaints: list[str]) -> None:
+def test_terms_are_explained_by_keyboard(page: Page, sample_data: None, complaints: list[str]) -> None:
     sign_in(page)
     page.goto("/")
     page.get_by_text("More options").click()
@@ -500,7 +502,7 @@ def test_terms_are_explained_by_keyboard(page: Page, a_life: None, complaints: l
     expect(page.get_by_text("A group of nodes with common limits.")).to_be_hidden()
 
 
-def test_a_guide_is_read_without_the_internet(page: Page, a_life: None, complaints: list[str]) -> None:
+def test_a_guide_is_read_without_the_internet(page: Page, sample_data: None, complaints: list[str]) -> None:
     requested: list[str] = []
     page.on("request", lambda request: requested.append(request.url))
     log_in(page)

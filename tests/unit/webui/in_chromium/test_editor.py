@@ -18,7 +18,7 @@ SCRIPT = (
 )
 
 
-def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_sbatch_lines_fill_the_form_in(page: Page, sample_data: None, broker: FakeBroker) -> None:
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -75,7 +75,7 @@ def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBro
     check_appearance(page, "job-form", [])
 
 
-def test_what_the_form_shows_is_what_is_submitted(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_what_the_form_shows_is_what_is_submitted(page: Page, sample_data: None, broker: FakeBroker) -> None:
     sign_in(page)
     script = "#!/bin/bash\n#SBATCH --nodes=1 --mem=4G\ntrue\n"
     # A form that begins otherwise: the pattern's two nodes stay, whatever the script asks for.
@@ -104,7 +104,9 @@ def test_what_the_form_shows_is_what_is_submitted(page: Page, a_life: None, brok
     assert (submitted.request.nodes, submitted.request.memory_mb_per_node) == (2, 2048)
 
 
-def test_a_time_is_chosen_by_a_click_or_by_the_script(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_a_time_is_chosen_by_a_click_or_by_the_script(
+    page: Page, sample_data: None, broker: FakeBroker
+) -> None:
     sign_in(page)
     page.goto("/jobs/submit/")
     editor, time = page.get_by_label("Script", exact=True), page.get_by_role("group", name="Time")

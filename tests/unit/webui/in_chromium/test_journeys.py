@@ -128,7 +128,9 @@ def test_a_token_is_made_used_and_revoked(page: Page, address: str, alice: User)
     assert status() == 401
 
 
-def test_a_file_is_sent_and_fetched(page: Page, a_life: None, broker: FakeBroker, tmp_path: Path) -> None:
+def test_a_file_is_sent_and_fetched(
+    page: Page, sample_data: None, broker: FakeBroker, tmp_path: Path
+) -> None:
     sign_in(page)
     page.goto("/files/")
     sent = tmp_path / "photo <b>.bin"
@@ -150,7 +152,7 @@ def test_a_file_is_sent_and_fetched(page: Page, a_life: None, broker: FakeBroker
 
 
 def test_an_upload_goes_on_in_another_tab_where_it_was_interrupted(
-    context: BrowserContext, page: Page, a_life: None, broker: FakeBroker, tmp_path: Path
+    context: BrowserContext, page: Page, sample_data: None, broker: FakeBroker, tmp_path: Path
 ) -> None:
     sign_in(page)
     file = tmp_path / "weights.bin"
@@ -184,7 +186,9 @@ def test_an_upload_goes_on_in_another_tab_where_it_was_interrupted(
     keep(again, "journey-upload-done")
 
 
-def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_a_batch_job_is_submitted_and_its_log_followed(
+    page: Page, sample_data: None, broker: FakeBroker
+) -> None:
     sign_in(page)
     page.goto("/jobs/submit/")
     page.get_by_label("Script", exact=True).fill("#!/bin/sh\npython train.py\n")
@@ -220,7 +224,7 @@ END_OF_LOG = """log => {
 
 
 def test_a_log_begins_at_its_end_and_follows_unless_its_reader_looks_back(
-    page: Page, a_life: None, broker: FakeBroker
+    page: Page, sample_data: None, broker: FakeBroker
 ) -> None:
     lines = b"".join(b"line %d %s\n" % (number, b"x" * 300) for number in range(40))
     broker.logs[7] = broker.logs[8] = lines
@@ -249,7 +253,7 @@ def test_a_log_begins_at_its_end_and_follows_unless_its_reader_looks_back(
     keep(page, "session-failed-log")
 
 
-def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_life: None) -> None:
+def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, sample_data: None) -> None:
     sign_in(page)
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/jobs/")
@@ -271,7 +275,7 @@ def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_l
     keep(page, "phone-help")
 
 
-def test_a_page_on_paper_has_dark_letters_and_no_buttons(page: Page, a_life: None) -> None:
+def test_a_page_on_paper_has_dark_letters_and_no_buttons(page: Page, sample_data: None) -> None:
     sign_in(page)
     page.emulate_media(media="print", color_scheme="dark")
     page.goto("/jobs/7/")
@@ -285,7 +289,7 @@ def test_a_page_on_paper_has_dark_letters_and_no_buttons(page: Page, a_life: Non
     keep(page, "job-on-paper")
 
 
-def test_the_menu_needs_no_javascript(chromium: Chromium, address: str, a_life: None) -> None:
+def test_the_menu_needs_no_javascript(chromium: Chromium, address: str, sample_data: None) -> None:
     context = chromium.new_context(base_url=address, viewport=PHONE, java_script_enabled=False)
     plain = context.new_page()
     sign_in(plain)
@@ -296,7 +300,7 @@ def test_the_menu_needs_no_javascript(chromium: Chromium, address: str, a_life: 
     context.close()
 
 
-def test_what_is_drawn_in_the_calendar_is_booked(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_what_is_drawn_in_the_calendar_is_booked(page: Page, sample_data: None, broker: FakeBroker) -> None:
     free = {"available": True, "state": "IDLE"}
     nodes = [node.model_copy(update=free) for node in broker.cluster.nodes]
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
@@ -315,7 +319,7 @@ def test_what_is_drawn_in_the_calendar_is_booked(page: Page, a_life: None, broke
     expect(page.locator("dd").filter(has_text="n2")).to_be_visible()
 
 
-def test_an_array_with_a_failed_task(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_an_array_shows_its_failed_task(page: Page, sample_data: None, broker: FakeBroker) -> None:
     states = ["COMPLETED", "FAILED", "COMPLETED", "RUNNING"]
     for task, state in enumerate(states):
         reported = {"ended": None if state == "RUNNING" else NOW, "exit_code": int(state == "FAILED")}
@@ -333,7 +337,7 @@ def test_an_array_with_a_failed_task(page: Page, a_life: None, broker: FakeBroke
     expect(page.get_by_role("heading", name="Log")).to_be_visible()
 
 
-def test_an_image_of_ones_own_is_built(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_an_image_of_ones_own_is_built(page: Page, sample_data: None, broker: FakeBroker) -> None:
     sign_in(page)
     page.goto("/images/")
     page.get_by_role("link", name="Build an image").click()
@@ -355,7 +359,7 @@ def test_an_image_of_ones_own_is_built(page: Page, a_life: None, broker: FakeBro
     expect(page.locator("input[name=image]:checked")).to_have_value("vision@alice")
 
 
-def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_an_administrator_runs_the_site(page: Page, sample_data: None, broker: FakeBroker) -> None:
     log_in(page, "root1")
     page.get_by_role("link", name="Administration").click()
     page.get_by_role("link", name="Nodes").click()
@@ -441,7 +445,7 @@ def _stop_a_job_and_write_to_its_owner(page: Page) -> None:
 
 
 def test_an_administrator_makes_a_project_and_its_manager_invites(
-    context: BrowserContext, page: Page, a_life: None, bob: User
+    context: BrowserContext, page: Page, sample_data: None, bob: User
 ) -> None:
     log_in(page, "root1")
     page.goto("/projects/")

@@ -15,7 +15,7 @@ from carme_webui.projects.models import Project
 from ..fake_broker import FakeBroker
 from .conftest import sign_in
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("a_life")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("sample_data")]
 
 #: For each sign of a legend the pixels to its own word, and those from there to the next sign of that row.
 DISTANCES = """() => {
@@ -47,7 +47,7 @@ def test_signs_of_a_legend_stand_beside_their_own_words(page: Page) -> None:
     expect(page.locator("p.legend")).to_contain_text("waits for approval")
     distances = page.evaluate(DISTANCES)
     assert len(distances) > 3
-    assert all(2 * own < other for own, other in distances), distances
+    assert all(2 * own < next_sign for own, next_sign in distances), distances
 
 
 def test_chevrons_stand_on_the_line_of_their_words(page: Page) -> None:

@@ -53,7 +53,7 @@ def _of_the_portal() -> list[type[models.Model]]:
 
 
 @pytest.fixture
-def a_marked_life(a_life: None, broker: FakeBroker, alice: User, root: User) -> None:
+def markup_data(sample_data: None, broker: FakeBroker, alice: User, root: User) -> None:
     """A life in which all texts are markup, which the browser must show as text."""
     Notice.objects.create(user=alice, text="x")
     AuditEntry.objects.create(by=root, text="x")
@@ -106,7 +106,7 @@ def _signed_in(user: User) -> Browser:
 
 
 def test_every_text_is_shown_as_text(
-    a_marked_life: None, alice: User, bob: User, root: User, broker: FakeBroker
+    markup_data: None, alice: User, bob: User, root: User, broker: FakeBroker
 ) -> None:
     seen, wrong = 0, {}
     addresses = [concrete(route) for route in routes() if route not in NOT_SEEN]
@@ -138,7 +138,7 @@ def _after(browser: Browser, who: User, address: str, to: str) -> dict[str, str]
 
 
 def test_what_every_form_is_sent_comes_back_as_text(
-    a_life: None, bob: User, alice: User, root: User, broker: FakeBroker
+    sample_data: None, bob: User, alice: User, root: User, broker: FakeBroker
 ) -> None:
     wrong: dict[str, str] = {}
     for who in (bob, alice, root):

@@ -28,7 +28,7 @@ def picture(running: int, **more: str) -> NetPicture:
     return NetPicture.model_validate(values | more)
 
 
-def test_a_net_is_redrawn_while_it_runs(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_a_net_is_redrawn_while_it_runs(page: Page, sample_data: None, broker: FakeBroker) -> None:
     broker.nets[7] = picture(1)
     sign_in(page)
     page.goto("/jobs/7/")

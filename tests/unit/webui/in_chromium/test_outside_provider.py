@@ -126,7 +126,9 @@ def university(address: str, settings, folder: Path, tmp_path: Path) -> Iterator
             process.wait(HANG)
 
 
-def test_who_is_known_there_is_let_in_here(page: Page, broker: FakeBroker, university: str) -> None:
+def test_a_user_of_the_provider_signs_in_at_the_portal(
+    page: Page, broker: FakeBroker, university: str
+) -> None:
     page.goto("/accounts/login/?next=/profile/")
     keep(page, "journey-outside-1")
     page.get_by_role("link", name="Sign in with Example University").click()

@@ -18,7 +18,7 @@ from .test_accessibility import SIZES, violations
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_the_form_says_when_a_session_would_begin(page: Page, sample_data: None, broker: FakeBroker) -> None:
     sign_in(page)
     page.goto("/")
     expect(page.locator("#estimate")).to_contain_text("Starts now.")
@@ -44,7 +44,7 @@ def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, brok
     keep(page, "start-estimate")
 
 
-def test_a_refused_start_keeps_what_was_typed_and_says_why(page: Page, a_life: None) -> None:
+def test_a_refused_start_keeps_what_was_typed_and_says_why(page: Page, sample_data: None) -> None:
     """The site's own sentence, not the browser's about a number that is too high."""
     sign_in(page)
     page.goto("/")
@@ -58,7 +58,7 @@ def test_a_refused_start_keeps_what_was_typed_and_says_why(page: Page, a_life: N
     expect(page.get_by_label("GPUs per node")).to_have_value("9")
 
 
-def test_a_session_opens_by_itself_once_when_it_is_ready(page: Page, a_life: None) -> None:
+def test_a_session_opens_by_itself_once_when_it_is_ready(page: Page, sample_data: None) -> None:
     sign_in(page)
     page.goto("/")
     page.get_by_role("button", name="Start and open").click()
@@ -77,7 +77,7 @@ def test_a_session_opens_by_itself_once_when_it_is_ready(page: Page, a_life: Non
     assert page.url == address, "who comes back stays"
 
 
-def test_more_images_than_are_in_view_are_counted_and_fade_out(page: Page, a_life: None) -> None:
+def test_more_images_than_are_in_view_are_counted_and_fade_out(page: Page, sample_data: None) -> None:
     sign_in(page)
     page.goto("/")
     group = page.get_by_role("group", name="Image")
@@ -91,7 +91,7 @@ def test_more_images_than_are_in_view_are_counted_and_fade_out(page: Page, a_lif
     assert violations(page, EVERY) == []
 
 
-def test_a_phone_has_a_button_that_shows_the_start_form(page: Page, a_life: None) -> None:
+def test_a_phone_has_a_button_that_shows_the_start_form(page: Page, sample_data: None) -> None:
     sign_in(page)
     page.goto("/")
     expect(page.get_by_role("link", name="Start a session", exact=True)).to_be_hidden()
@@ -111,7 +111,7 @@ LAST = "() => document.activeElement === document.querySelector('.start-bar butt
 
 
 def test_a_phone_has_start_and_what_it_would_start_always_in_view(
-    page: Page, a_life: None, broker: FakeBroker, alice: User
+    page: Page, sample_data: None, broker: FakeBroker, alice: User
 ) -> None:
     sign_in(page)
     page.emulate_media(reduced_motion="reduce")  # or else the page still moves when it is checked
@@ -165,7 +165,7 @@ def test_a_phone_has_start_and_what_it_would_start_always_in_view(
     expect(page.locator(".start-buttons .primary")).to_be_visible()
 
 
-def test_a_phone_says_at_the_top_that_the_form_needs_a_change(page: Page, a_life: None) -> None:
+def test_a_phone_says_at_the_top_that_the_form_needs_a_change(page: Page, sample_data: None) -> None:
     sign_in(page)
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/")
@@ -184,7 +184,7 @@ def test_a_phone_says_at_the_top_that_the_form_needs_a_change(page: Page, a_life
 
 
 def test_a_change_while_the_form_waits_for_an_answer_is_not_lost(
-    page: Page, a_life: None, broker: FakeBroker
+    page: Page, sample_data: None, broker: FakeBroker
 ) -> None:
     """Of several changes the last one is shown, though the first answer is still on its way."""
     write_result(broker.home / "scale.json")
@@ -219,7 +219,7 @@ def test_a_change_while_the_form_waits_for_an_answer_is_not_lost(
     expect(chosen).to_contain_text("8 GPUs (2 nodes)")
 
 
-def test_the_form_advises_how_many_gpus_to_ask_for(page: Page, a_life: None, broker: FakeBroker) -> None:
+def test_the_form_advises_how_many_gpus_to_ask_for(page: Page, sample_data: None, broker: FakeBroker) -> None:
     """With the keyboard alone, by eye in light and dark, and on a phone."""
     write_result(broker.home / "scale.json")
     nodes = [Node(name=f"n{n}", cpus=16, memory_mb=64_000, gpus={"a100": 4}) for n in range(1, 5)]

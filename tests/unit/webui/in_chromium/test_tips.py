@@ -33,7 +33,7 @@ REACHED = """() => {
 FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
-def test_free_gpus_are_read_by_pointer_and_arrow_keys(page: Page, a_life: None) -> None:
+def test_free_gpus_are_read_by_pointer_and_arrow_keys(page: Page, sample_data: None) -> None:
     sign_in(page)
     page.goto("/")
     table, tip = page.locator("table.free-days"), page.locator(".tip")
@@ -77,7 +77,7 @@ def test_free_gpus_are_read_by_pointer_and_arrow_keys(page: Page, a_life: None) 
 
 
 def test_the_calendar_says_who_has_a_node_and_by_what_right(
-    page: Page, a_life: None, broker: FakeBroker, bob: User, alice: User
+    page: Page, sample_data: None, broker: FakeBroker, bob: User, alice: User
 ) -> None:
     now = timezone.now().replace(second=0, microsecond=0)
     broker.put(make_job(9, user="carol", node_list="n1", started=now - timedelta(hours=1)))

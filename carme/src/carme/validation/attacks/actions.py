@@ -327,10 +327,17 @@ def load(path: str) -> Any:
 
 
 def put(path: str, text: str) -> None:
-    """Write a file, and the folder for it; raises when there is one already."""
+    """Write a file, and the folder for it; raises when there is another one already.
+
+    The same one is from a check that was killed: no user's own file is lost.
+    """
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    with open(path, "x", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        if text_of(path) != text:
+            raise
 
 
 def remove(path: str) -> None:
