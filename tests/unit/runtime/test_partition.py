@@ -83,9 +83,9 @@ def test_gradients_of_all_micro_batches_but_the_first_are_added_up(schedule: str
     without, found = (
         plan(dataclasses.replace(plain, operators=tuple(each)), request) for each in (plain.operators, adding)
     )
-    for stage, other in zip(found.stages, without.stages, strict=True):
-        assert stage.backward_ms == pytest.approx(other.backward_ms + 3 * 4)
-        assert stage.forward_ms == other.forward_ms
+    for stage, unloaded in zip(found.stages, without.stages, strict=True):
+        assert stage.backward_ms == pytest.approx(unloaded.backward_ms + 3 * 4)
+        assert stage.forward_ms == unloaded.forward_ms
     assert found.step_ms >= without.step_ms + 3 * 4
     busy = [sum(end - begin for begin, end in _own(found, rank)) for rank in range(2)]
     assert busy == pytest.approx([stage.busy_ms for stage in found.stages])

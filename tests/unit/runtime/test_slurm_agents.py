@@ -176,7 +176,7 @@ def test_one_rank_or_node_needs_no_agents(slurm_job: SlurmJob, script: Script, a
     assert not (slurm_job.folder / "record").exists()
 
 
-def test_a_task_of_srun_takes_all_nodes_when_it_is_said(slurm_job: SlurmJob, script: Script) -> None:
+def test_a_task_of_srun_takes_all_nodes_when_they_are_requested(slurm_job: SlurmJob, script: Script) -> None:
     step = {"SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
     code, out, errors = slurm_job.launch(script(SHOW), **step).wait()
     assert (code, out) == (0, "[rank 0] 1 n1 None\n")
@@ -204,20 +204,20 @@ def test_nobody_else_can_read_the_key(
 
 
 @pytest.mark.parametrize(
-    ("number", "whom"),
+    ("number", "target"),
     [(signal.SIGTERM, "launcher"), (signal.SIGKILL, "launcher"), (signal.SIGTERM, "all")],
 )
 def test_nothing_is_left_after_a_signal(
-    slurm_job: SlurmJob, script: Script, witness: Witness, number: signal.Signals, whom: str
+    slurm_job: SlurmJob, script: Script, witness: Witness, number: signal.Signals, target: str
 ) -> None:
     """Slurm sends SIGTERM to all processes of a job that reached its time limit."""
     run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
     witness.expect(2)
-    for process in slurm_job.processes() if whom == "all" else [run.popen.pid]:
+    for process in slurm_job.processes() if target == "all" else [run.popen.pid]:
         os.kill(process, number)
     code, _, errors = run.wait()
     # Where all are ended at once, the launcher may see first that an agent is gone.
-    codes = (143, 1) if whom == "all" else (143 if number == signal.SIGTERM else -signal.SIGKILL,)
+    codes = (143, 1) if target == "all" else (143 if number == signal.SIGTERM else -signal.SIGKILL,)
     assert code in codes, errors
     assert witness.all_gone() and slurm_job.is_clean()
 

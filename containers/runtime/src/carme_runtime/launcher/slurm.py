@@ -22,8 +22,8 @@ def node_names(environment: Mapping[str, str]) -> list[str]:
     """The job's nodes, this one first and then in Slurm's order, from a list such as `n[01-03,7],gpu1`."""
     listed = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", environment.get("SLURM_JOB_NODELIST", ""))
     names = [name for part in listed for name in _expanded(part)]
-    here = environment.get("SLURMD_NODENAME", "")
-    return [here, *(name for name in names if name != here)]
+    own_host = environment.get("SLURMD_NODENAME", "")
+    return [own_host, *(name for name in names if name != own_host)]
 
 
 def takes_all_nodes(environment: Mapping[str, str], nodes: int | None) -> bool:
@@ -61,24 +61,24 @@ def obstacle(environment: Mapping[str, str], nodes: int | None) -> Obstacle | No
             "each is a run of its own, with ranks on its node alone",
             f"Start it once, {_BY_SRUN}.",
         )
-    several = nodes_of_job(environment)
-    if several < 2:
+    count = nodes_of_job(environment)
+    if count < 2:
         return None
     if not environment.get("SLURMD_NODENAME"):
         return Obstacle(
-            f"carme-run was started on none of the job's {several} nodes",
+            f"carme-run was started on none of the job's {count} nodes",
             "all ranks start on this host",
-            f"Start it in the job's script, or by: srun --nodes=1 --ntasks=1 carme-run --nodes {several}",
+            f"Start it in the job's script, or by: srun --nodes=1 --ntasks=1 carme-run --nodes {count}",
         )
     if in_step and nodes is None:
         return Obstacle(
-            f"srun gave carme-run one of the job's {several} nodes",
+            f"srun gave carme-run one of the job's {count} nodes",
             "all ranks start on it",
-            f"For ranks on all of them, leave srun out or add --nodes {several} to carme-run.",
+            f"For ranks on all of them, leave srun out or add --nodes {count} to carme-run.",
         )
     if not shutil.which("srun", path=environment.get("PATH")):
         return Obstacle(
-            f"This job has {several} nodes, but there is no srun here to start agents on the others",
+            f"This job has {count} nodes, but there is no srun here to start agents on the others",
             "all ranks start on this one",
             "Start carme-run outside of the container and the container behind it, or submit the job with "
             f"carme submit and an image, {_BY_SRUN}.",

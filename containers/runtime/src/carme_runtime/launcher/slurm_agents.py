@@ -56,16 +56,18 @@ class Plan:
 
         It may use all that the job has there. A node that fails takes no other one with it.
         """
-        others = len(self.hosts) - 1
-        where = [f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1"]
+        count = len(self.hosts) - 1
+        where = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
         where += [f"--nodelist={','.join(self.hosts[1:])}", "--overlap", "--mem=0", "--cpu-bind=none"]
         rest = ["--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--mpi=none", "--export=ALL", "--input=none"]
         gpus = [f"--gres=gpu:{self.gpus}"] if self.gpus else []
         return ["srun", "--job-name=carme-agents", *where, *gpus, *rest, "--chdir=/"]
 
-    def members(self, here: Members) -> Members:
+    def members(self, known: Members) -> Members:
         """What nodes there would be, if the others were as this one."""
-        like = replace(here.present[0], interface="", key_file=str(self.shared / f"slurm-{self.job}-*/{KEY}"))
+        like = replace(
+            known.present[0], interface="", key_file=str(self.shared / f"slurm-{self.job}-*/{KEY}")
+        )
         members = [replace(like, number=n, host=host, address=host) for n, host in enumerate(self.hosts)]
         return Members.of(members, [], len(members))
 
@@ -131,8 +133,8 @@ async def started(plan: Plan, environment: MutableMapping[str, str]) -> AsyncIte
             assert stdout
             if not await stdout.readline():
                 raise _failed("The agent on this node did not start", folder)
-            others = [*plan.srun(), *_itself(__name__), "join", str(folder), plan.hosts[0]]
-            processes.append(await _start(others, _for_srun(environment), log))
+            command = [*plan.srun(), *_itself(__name__), "join", str(folder), plan.hosts[0]]
+            processes.append(await _start(command, _for_srun(environment), log))
         await _joined(plan, processes[1], folder, place)
         environment["CARME_AGENT"] = str(place / SOCKET)
         environment.update(mpi.session_variables(place, address, environment))
@@ -172,8 +174,8 @@ async def _joined(plan: Plan, srun: Process, folder: Path, place: Path) -> None:
             if ended.done() or late or "Exited with exit code" in _words(folder):
                 if not _missing(plan, place):
                     return
-                how = f" within {JOIN_SECONDS:.0f} s" if late else ""
-                raise _failed(f"The agents of {', '.join(missing)} did not join this run{how}", folder)
+                limit = f" within {JOIN_SECONDS:.0f} s" if late else ""
+                raise _failed(f"The agents of {', '.join(missing)} did not join this run{limit}", folder)
     finally:
         ended.cancel()
 
@@ -189,7 +191,7 @@ def _missing(plan: Plan, place: Path) -> list[str]:
 
 
 async def _end(processes: list[Process]) -> None:
-    """See that the agents here and there are over; whoever does not end by himself is made to."""
+    """See that the agents here and there are over; kill those that do not end by themselves."""
     for process in processes:
         for send in (process.terminate, process.kill):
             try:
@@ -268,10 +270,10 @@ def _words(folder: Path) -> str:
     return ""
 
 
-def _failed(what: str, folder: Path) -> CarmeRuntimeError:
+def _failed(reason: str, folder: Path) -> CarmeRuntimeError:
     lines = _words(folder).strip().splitlines()[-LINES:]
     return CarmeRuntimeError(
-        "\n".join([f"{what}. Output of srun and the agents:", *lines] if lines else [f"{what}."]) + "\n",
+        "\n".join([f"{reason}. Output of srun and the agents:", *lines] if lines else [f"{reason}."]) + "\n",
         "Fix that, or add --nodes 1 to run on this node alone.",
     )
 
@@ -298,15 +300,15 @@ def _stay(folders: list[Path]) -> None:
 
 def _join(folder: Path, first: str) -> int:
     """Be the agent of another node until the run is over; the exit code."""
-    here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    own_host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     if not folder.is_dir():
         print(
-            f"carme-agent: {here} does not see the folder {folder} of {first}. "
+            f"carme-agent: {own_host} does not see the folder {folder} of {first}. "
             "Name one that all nodes of the job see: --shared-folder DIR",
             file=sys.stderr,
         )
         return 1
-    place = _place(folder, here)
+    place = _place(folder, own_host)
     try:
         certificate = folder / CERTIFICATE
         options = Namespace(key_file=folder / KEY, socket=place / SOCKET)

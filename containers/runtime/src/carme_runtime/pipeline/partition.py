@@ -445,8 +445,8 @@ class _Costs:
         forward, backward = graph.times_before(n)
         self._forward = [forward[end] for end in ends]
         # Of a micro-batch; the first one's gradients of parameters are added to nothing.
-        several, adding = 1 - 1 / draft.schedule.micro_batches, graph.accumulating_before
-        self._times = [forward[end] + backward[end] + several * adding[end] for end in ends]
+        added_share, adding = 1 - 1 / draft.schedule.micro_batches, graph.accumulating_before
+        self._times = [forward[end] + backward[end] + added_share * adding[end] for end in ends]
         share = n / graph.samples
         self._held = [share * graph.held_before[end] for end in ends]
         seen: set[str] = set()

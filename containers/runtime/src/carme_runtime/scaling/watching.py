@@ -185,7 +185,7 @@ def profile_of(
     watched = [[1000 * step.forward for step in steps], [1000 * step.backward for step in steps]]
     # A loss that is not a module is not made again: its backward pass is in the script's alone.
     repeated_passes = list(zip(*passes[batch], strict=True))
-    factors = [factor(*both) for both in zip(watched, repeated_passes, strict=True)]
+    factors = [factor(*pair) for pair in zip(watched, repeated_passes, strict=True)]
     scaled = tuple(type(t)(t.samples, t.forward_ms * factors[0], t.backward_ms * factors[1]) for t in timings)
     return Profile(
         type(repeated.main).__name__,

@@ -277,10 +277,10 @@ class _Measurement:
         gradients = [torch.ones_like(output) for output in outputs]
         _synchronize(self._example[0])
         began = time.perf_counter()
-        given = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+        found = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
         _synchronize(self._example[0])
         took = (time.perf_counter() - began) * 1000
-        own = zip(given, inputs, strict=True)
+        own = zip(found, inputs, strict=True)
         return took, [each for each, to in own if each is not None and isinstance(to, torch.nn.Parameter)]
 
 

@@ -117,9 +117,9 @@ class Run:
 
         So it has the part of its node's memory, caches and clock that it has in training, not all of it.
         """
-        if not self.everyone:
+        if not self.world_group:
             return
-        over = self.everyone.barrier(timeout=self.timeout, asynchronous=True)
+        over = self.world_group.barrier(timeout=self.timeout, asynchronous=True)
         assert over
         if self.rank and example[0].device.type == "cpu":
             with contextlib.suppress(Exception):  # rank 0 reports what is wrong with the model
