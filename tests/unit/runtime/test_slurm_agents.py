@@ -176,7 +176,7 @@ def test_one_rank_or_node_needs_no_agents(slurm_job: SlurmJob, script: Script, a
     assert not (slurm_job.folder / "record").exists()
 
 
-def test_a_task_of_srun_takes_all_nodes_when_it_is_said(slurm_job: SlurmJob, script: Script) -> None:
+def test_a_task_of_srun_takes_all_nodes_when_they_are_requested(slurm_job: SlurmJob, script: Script) -> None:
     step = {"SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
     code, out, errors = slurm_job.launch(script(SHOW), **step).wait()
     assert (code, out) == (0, "[rank 0] 1 n1 None\n")

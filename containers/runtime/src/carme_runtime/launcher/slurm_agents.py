@@ -189,7 +189,7 @@ def _missing(plan: Plan, place: Path) -> list[str]:
 
 
 async def _end(processes: list[Process]) -> None:
-    """See that the agents here and there are over; whoever does not end by himself is made to."""
+    """See that the agents here and there are over; kill those that do not end by themselves."""
     for process in processes:
         for send in (process.terminate, process.kill):
             try:
