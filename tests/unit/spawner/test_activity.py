@@ -149,7 +149,7 @@ async def test_an_idle_session_is_warned_and_stopped(running: Site, clock: list[
     await eventually(lambda: running.broker.session(100).stops_idle, "the broker knows")
     assert running.broker.session(100).idle_since
     await idle_for(running, clock, 3)
-    await eventually(lambda: running.broker.jobs[100].is_over, "it is stopped")
+    await eventually(lambda: running.broker.session(100).is_over, "it is stopped")
     assert running.broker.session(100).ending is Ending.IDLE
     assert running.broker.reported_before_cancel is Ending.IDLE
     await eventually(lambda: "/jupyter/user/ada/s1/" not in running.routes, "the hub agrees")
@@ -299,7 +299,7 @@ async def test_a_round_that_fails_is_not_the_last(running: Site, monkeypatch: py
 
 async def test_the_reason_of_a_stop_is_reported_before_the_job_is_cancelled(running: Site) -> None:
     await running.api("DELETE", "users/ada/servers/s1")
-    await eventually(lambda: running.broker.jobs[100].is_over, "the job is over")
+    await eventually(lambda: running.broker.session(100).is_over, "the job is over")
     assert running.broker.session(100).ending is Ending.STOPPED
     assert running.broker.reported_before_cancel is Ending.STOPPED
     await eventually(

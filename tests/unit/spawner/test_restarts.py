@@ -247,7 +247,8 @@ async def test_a_session_that_slurm_put_back_into_the_queue_ends(site: Site, rep
         )
     await site.broker.change(100, state=JobState.PENDING, node_list="", started=None)
     site.broker.hearing.set()
-    await eventually(lambda: site.broker.cancelled == [100], "the job is cancelled")
+    await eventually(lambda: site.broker.session(100).is_over, "the job is cancelled")
+    assert site.broker.cancelled == [100]
     session = site.broker.session(100)
     assert (session.ending, "put it back" in session.sentence) == (Ending.LOST, True)
 
