@@ -12,6 +12,12 @@ LONG = round(1000 * HANG)  # milliseconds: who disagrees hears of it, and waits 
 kind = sys.argv[1]
 process = gaspi.init(HANG)
 group, odd = process.group_all, process.rank == 1
+# The mistake of a rank ends the group for all, also for those whose `init` has not returned yet.
+if odd:
+    for _ in range(process.size - 1):
+        process.passive_receive(LONG)
+else:
+    process.passive_send(1, b"begun", LONG)
 try:
     if kind == "size":
         group.allreduce(np.zeros(1000 if odd else 2000, np.float32), label="weights", timeout=LONG)
