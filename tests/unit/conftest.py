@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import types
+import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -83,12 +85,21 @@ def _shared(item: pytest.Item) -> dict[str, Any]:
         "signals": [signal.getsignal(number) for number in _SIGNALS],
     }
     module = getattr(item, "module", None)
-    for each in _modules_of(module) if isinstance(module, types.ModuleType) else ():
-        for name, value in vars(each).items():
-            # pytest-django names the tests' database there, from its first test to the last.
-            if name != "DATABASES" and (each is module or name.isupper()) and _is_table(name, value):
-                found[f"{each.__name__}.{name}"] = repr(value)
+    numpy = sys.modules.get("numpy")
+    # NumPy would take milliseconds for the digits of each array in a table.
+    with numpy.printoptions(override_repr=_sum_of_array) if numpy else nullcontext():
+        for each in _modules_of(module) if isinstance(module, types.ModuleType) else ():
+            for name, value in vars(each).items():
+                # pytest-django names the tests' database there, from its first test to the last.
+                if name != "DATABASES" and (each is module or name.isupper()) and _is_table(name, value):
+                    found[f"{each.__name__}.{name}"] = repr(value)
     return found
+
+
+def _sum_of_array(array: Any) -> str:
+    """What changes with an array of NumPy: its type, its shape or a value."""
+    values = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+    return f"{array.dtype} {array.shape} {zlib.crc32(values)}"
 
 
 @functools.cache

@@ -189,8 +189,8 @@ def test_the_collection_has_all_that_its_playbooks_read(
     assert "containers/images/build" in names
     assert [name for name in names if not os.path.lexists(installed / name)] == []
     monkeypatch.setenv("ANSIBLE_CONFIG", str(installed / "ansible.cfg"))
-    for playbook in ("site", "validate", "remove", "beegfs"):
-        ansible("playbook", f"carme.carme.{playbook}", "--syntax-check")
+    playbooks = [f"carme.carme.{name}" for name in ("site", "validate", "remove", "beegfs")]
+    ansible("playbook", *playbooks, "--syntax-check")
     assert not (installed / "ansible").exists()
 
 

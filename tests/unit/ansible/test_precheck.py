@@ -401,13 +401,20 @@ def inventory(tmp_path: Path, **variables: Any) -> Path:
     return path
 
 
+def precheck_play() -> dict[str, Any]:
+    """The play that looks at a site, with the facts that it gathers there.
+
+    Alone: nothing here may run the whole playbook, which would install Carme on this machine.
+    """
+    (first, *_) = yaml.safe_load((ANSIBLE / "site.yml").read_text())
+    return first | {"hosts": "head:compute"}
+
+
 def test_a_site_is_checked_by_a_playbook(
     playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    # The role alone: nothing here may run the whole playbook, which would install Carme on this machine.
     play = tmp_path / "look.yml"
-    (first, *_) = yaml.safe_load((ANSIBLE / "site.yml").read_text())  # with the facts that a site gathers
-    play.write_text(yaml.safe_dump([first | {"hosts": "head:compute", "roles": ["carme", "precheck"]}]))
+    play.write_text(json.dumps([precheck_play()]))
     settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1"}
     hosts = inventory(tmp_path, **settings, carme_default_account="carme")
     done = playbook("-i", hosts, play)
@@ -428,8 +435,7 @@ def test_a_site_has_more_users_than_one_argument_holds(
     users = [{"name": f"user{number:05}", "account": "research"} for number in range(4000)]
     assert len(json.dumps(users)) > 131_072, "what the kernel takes as one argument"
     play = tmp_path / "look.yml"
-    precheck_play = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
-    play.write_text(json.dumps([precheck_play]))
+    play.write_text(json.dumps([precheck_play()]))
     settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1", "carme_users": users}
     # Accounts would be made, or be there already: what the host has of them would be findings.
     settings |= {"carme_node_name": "{{ inventory_hostname_short }}", "users_source": "ldap"}
@@ -449,9 +455,8 @@ def test_a_limited_run_knows_the_addresses_of_the_others(
     play = tmp_path / "look.yml"
     facts = f"hostvars['{left_out}']"
     known = f"[{facts}.precheck_node_address | default('-'), {facts}.ansible_facts.keys() | list]"
-    precheck_play = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
     play.write_text(
-        json.dumps([precheck_play, {"hosts": limit, "gather_facts": False, "tasks": [show(known)]}])
+        json.dumps([precheck_play(), {"hosts": limit, "gather_facts": False, "tasks": [show(known)]}])
     )
     settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1"}
     hosts = inventory(tmp_path, **settings, carme_node_name="{{ inventory_hostname_short }}")
@@ -464,9 +469,7 @@ def test_a_limited_run_names_who_does_not_answer(
     playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     play = tmp_path / "look.yml"
-    play.write_text(
-        "- hosts: head:compute\n  gather_facts: true\n  tags: [always]\n  roles: [carme, precheck]\n"
-    )
+    play.write_text(json.dumps([precheck_play()]))
     settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1"}
     hosts = inventory(tmp_path, **settings, carme_node_name="{{ inventory_hostname_short }}")
     described = json.loads(hosts.read_text())

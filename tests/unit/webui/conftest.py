@@ -109,6 +109,9 @@ _configure(FOLDER)
 from django.conf import settings as django_settings  # noqa: E402
 from django.core.cache import caches  # noqa: E402
 from django.core.management import call_command  # noqa: E402
+from django.core.management.color import Style  # noqa: E402
+from django.core.management.commands import flush  # noqa: E402
+from django.db.backends.base.base import BaseDatabaseWrapper  # noqa: E402
 from django.middleware.csrf import CSRF_SECRET_LENGTH  # noqa: E402
 from django.test import Client  # noqa: E402
 from django.utils import timezone, translation  # noqa: E402
@@ -170,6 +173,25 @@ def _static() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(WhiteNoise, "update_files_dictionary", remember)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _lasting_types() -> Iterator[None]:
+    """Content types and permissions outlast the tests that commit, and nothing here changes them.
+
+    Django empties all tables after such a test, and makes these rows anew: that takes longer than many tests.
+    """
+    lasting = {"django_content_type", "auth_permission"}
+
+    def statements(style: Style, connection: BaseDatabaseWrapper, **options: bool) -> list[str]:
+        tables = connection.introspection.django_table_names(only_existing=True, include_views=False)
+        emptied = [table for table in tables if table not in lasting]
+        return connection.ops.sql_flush(style, emptied, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(flush, "sql_flush", statements)
+        patched.setattr(flush, "emit_post_migrate_signal", lambda *_: None)
         yield
 
 
