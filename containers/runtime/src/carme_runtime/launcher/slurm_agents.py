@@ -10,15 +10,17 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import socket
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -38,6 +40,8 @@ ANNOUNCED, SOCKET = "fabric.json", "agent.sock"
 LINES = 12  # of the agents' output in an error
 #: What `srun` needs to know of its job. It takes most other variables of this kind for options.
 FOR_SRUN = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID", "SLURM_JWT", "SLURM_WORKING_CLUSTER")
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FAILED_TASK = re.compile(r"^srun: error: (\S+): tasks? .*Exited with exit code", re.MULTILINE)
 _SOURCE = str(Path(carme_runtime.__file__).parents[1])
 
 
@@ -140,11 +144,34 @@ async def started(plan: Plan, environment: MutableMapping[str, str]) -> AsyncIte
         environment.update(mpi.session_variables(place, address, environment))
         yield
     finally:
-        os.close(reading)
-        os.close(writing)
-        await _end(processes)
-        for path in (folder, place):
-            shutil.rmtree(path, ignore_errors=True)
+        with _signals_ignored():
+            os.close(reading)
+            os.close(writing)
+            await _end(processes)
+            _remove(folder, place)
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """All ends here already: one more signal would only leave files behind."""
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    try:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _remove(*folders: Path) -> None:
+    """Remove folders, into which an agent that ends may still write."""
+    for _ in range(100):
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        if not any(folder.exists() for folder in folders):
+            break
+        time.sleep(POLL_SECONDS)
 
 
 async def _start(
@@ -171,11 +198,13 @@ async def _joined(plan: Plan, srun: Process, folder: Path, place: Path) -> None:
             await asyncio.wait({ended}, timeout=POLL_SECONDS)
             late = asyncio.get_running_loop().time() > end
             # Of several agents one alone may have ended, which srun reports.
-            if ended.done() or late or "Exited with exit code" in _words(folder):
-                if not _missing(plan, place):
+            failed = _FAILED_TASK.findall(_words(folder))
+            if ended.done() or late or failed:
+                if not (missing := _missing(plan, place)):
                     return
-                limit = f" within {JOIN_SECONDS:.0f} s" if late else ""
-                raise _failed(f"The agents of {', '.join(missing)} did not join this run{limit}", folder)
+                limit = "" if failed or not late else f" within {JOIN_SECONDS:.0f} s"
+                nodes = ", ".join(failed or missing)
+                raise _failed(f"The agents of {nodes} did not join this run{limit}", folder)
     finally:
         ended.cancel()
 
@@ -289,13 +318,12 @@ def main() -> int:
 
 def _stay(folders: list[Path]) -> None:
     """Live until the launcher is over, whatever signal Slurm or a terminal sends to all at once."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     print("ready", flush=True)
     while os.read(0, 1024):
         pass
-    for folder in folders:  # nobody else does after a SIGKILL
-        shutil.rmtree(folder, ignore_errors=True)
+    _remove(*folders)  # nobody else does after a SIGKILL
 
 
 def _join(folder: Path, first: str) -> int:
