@@ -32,12 +32,15 @@ ANSIBLE = Path(__file__).resolve().parents[2] / "ansible"
 ADMIN = "admin"
 BOOT_SECONDS = 180
 CALLBACKS = Path(__file__).with_name("ansible_callbacks")
-#: The demo's cache of images. Its layers serve sites as well: each is named by a hash of what it is made of.
-DEMO_IMAGES = Path("/var/lib/carme-demo/cache/images/images")
+#: The demo's caches: packages, and layers of images, each named by a hash of what it is made of.
+DEMO_CACHE = Path("/var/lib/carme-demo/cache")
+DEMO_IMAGES = DEMO_CACHE / "images/images"
 #: Below the builder's cache: layers of images, and what pip has built for them.
 LAYERS = ("debian-*", "*_libraries-*", "pip/*/*")
 #: What the hosts' packages are worth: their disks are taken away with them.
 UNSAFE = "force-unsafe-io\n"
+#: What the hosts of any site have taken from the package index.
+INDEX = CACHE / "index"
 #: The port of the site's mirror of the package index, on the hosts' gateway.
 INDEX_PORT = 18_080
 PYPI = "https://pypi.org/simple"
@@ -152,16 +155,12 @@ class SiteHosts:
         """Serve the mirror from now on; the hosts are there, and with them the address."""
         if self._index is None and not registries.of_host().proxies:
             upstream = dict(registries.of_host().pip).get("index-url", PYPI)
-            folder = self.places.cache / "index"
-            self._index = PackageIndex(folder, upstream, self.settings.gateway, INDEX_PORT)
+            self._index = PackageIndex(INDEX, upstream, self.settings.gateway, INDEX_PORT)
 
     def _seed_packages(self) -> None:
         """Give each host the packages that others have fetched. Each has its own folder: apt locks it."""
         for machine in self.machines.values():
-            mine = self.places.cache / "apt" / machine.name
-            mine.mkdir(parents=True, exist_ok=True)
-            for package in (self.places.cache / "apt").glob("*/*.deb"):
-                _link(package, mine / package.name)
+            link_packages(self.places.cache / "apt" / machine.name, CACHE, DEMO_CACHE)
 
     def _seed_layers(self) -> None:
         """Give the site's builder of images the layers of earlier sites; images themselves it makes anew."""
@@ -396,6 +395,22 @@ def run_group(
 def layers_of(folder: Path) -> set[Path]:
     """The files of layers of images in a builder's cache, seen from there."""
     return {file.relative_to(folder) for pattern in LAYERS for file in folder.glob(pattern) if file.is_file()}
+
+
+def link_packages(target: Path, *caches: Path) -> None:
+    """Link Debian's packages that hosts of any site, or of the demo, have fetched into one host's folder.
+
+    Their names have their versions; apt compares each with the digest that it expects.
+
+    Args:
+        target: the folder of one host.
+        caches: of the demo, or the folder of all sites' caches.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for cache in caches:
+        for pattern in ("apt/*/*.deb", "*/cache/apt/*/*.deb"):
+            for package in cache.glob(pattern):
+                _link(package, target / package.name)
 
 
 def link_layers(known: Path, target: Path) -> None:

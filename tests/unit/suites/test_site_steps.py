@@ -173,6 +173,24 @@ def test_layers_of_images_serve_the_next_site_and_images_are_built_anew(tmp_path
     site_hosts.link_layers(tmp_path / "nothing", target)
 
 
+def test_packages_of_the_demo_and_of_all_sites_serve_a_new_host(tmp_path: Path) -> None:
+    demo, sites = tmp_path / "demo", tmp_path / "sites"
+    target = sites / "new/cache/apt/portal"
+    for file in (
+        demo / "apt/head/redis_8.deb",
+        demo / "apt/n1/redis_8.deb",
+        demo / "apt/n1/partial/half_1.deb",
+        sites / "old/cache/apt/portal/nginx_1.deb",
+        sites / "new/cache/apt/node-1/slurmd_26.deb",
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(file.name)
+    for _time in range(2):
+        site_hosts.link_packages(target, sites, demo)
+        found = {file.name: file.read_text() for file in target.iterdir()}
+        assert found == {name: name for name in ("redis_8.deb", "nginx_1.deb", "slurmd_26.deb")}
+
+
 def wheel(folder: Path, name: str) -> Path:
     """A wheel as pip takes it, of a package with nothing in it."""
     about = f"{name}-1.0.dist-info"
