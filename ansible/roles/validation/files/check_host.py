@@ -31,6 +31,7 @@ GROUPS = {
 }
 FS_IOC_GETFLAGS, FS_APPEND_FL = 0x80086601, 0x20  # linux/fs.h
 AT_WORK = {"idle", "mixed", "allocated", "reserved", "completing"}
+SET_ASIDE = {"drained", "draining", "maint"}  # and in contact: a node that is not has an asterisk
 GPU_JOBS = 8  # that examine GPUs at the same time: sites limit how many jobs a user has
 GPU_SECONDS = 600.0  # in which they begin
 WAIT_SECONDS = 60  # that one of them waits for a free GPU
@@ -157,16 +158,22 @@ def append_only(path: Path) -> str:
 
 
 def nodes(names: list[str]) -> str:
-    """Slurm must be able to use every node."""
-    states = dict(
-        line.split() for line in run("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
-    )
+    """Slurm must be able to use every node that an administrator has not set aside; those are named."""
+    output = run("sinfo", "--noheader", "--Node", "--format=%N|%T|%E")
+    found = dict.fromkeys(names, ("unknown", ""))
+    for line in output.splitlines():
+        name, state, reason = line.split("|", 2)
+        if name in found:
+            found[name] = (state.strip(), reason.strip())
     # A minus sign only says that a waiting job is to have the node next.
-    found = {name: states.get(name, "unknown") for name in names}
-    bad = [f"{name} is {state}" for name, state in found.items() if state.removesuffix("-") not in AT_WORK]
-    if bad:
+    off = {name: (state, why) for name, (state, why) in found.items() if state.rstrip("-") not in AT_WORK}
+    aside = {name: words for name, words in off.items() if words[0] in SET_ASIDE}
+    bad = [f"{name} is {state}" for name, (state, _why) in off.items() if name not in aside]
+    if bad or len(off) == len(names):
+        bad += [f"{name} is {state} ({why})" for name, (state, why) in aside.items()]
         raise Wrong("; ".join(bad) + ".")
-    return f"{len(names)} nodes at work"
+    left = "".join(f"; {name} is {state} ({why})" for name, (state, why) in aside.items())
+    return f"{len(names) - len(off)} nodes at work{left}"
 
 
 def partition_nodes(partition: str) -> list[dict[str, Any]]:
