@@ -128,6 +128,7 @@ EARLIER = {
     "asked_once": ("projects/models.py",),
     "everyone": ("gaspi/process.py",),
     "kept": ("petri/memory.py", "petri/ranges.py"),
+    "others": ("out_of_core/plan.py",),
     "take_in": ("client/admin.py", "commands/take_in.py"),
     "tell": ("carme_runtime/progress.py",),
     "told_once": ("profile/models.py",),
