@@ -1,9 +1,14 @@
 """Names that had others before: the earlier ones work, and warn."""
 
+import inspect
+from collections.abc import Callable
+
 import pytest
 
 from carme_runtime.gaspi.process import Process
+from carme_runtime.graph import Graph
 from carme_runtime.out_of_core.plan import Plan
+from carme_runtime.pipeline import plans
 from carme_runtime.scaling.prediction import Remedy
 
 
@@ -18,7 +23,7 @@ def test_a_plan_of_memory_has_the_earlier_name_of_what_does_not_move_which_json_
     measured = dict.fromkeys(("measured_seconds", "measured_read", "measured_written"), 0)
     plan = Plan(
         **figures, **rates, **measured, blocks={}, compute_seconds=1.0, seconds=1.0, overhead="libraries"
-    )  # pyright: ignore[reportArgumentType]
+    )
     assert plan.as_dict()["others"] == "libraries" and "overhead" not in plan.as_dict()
     with pytest.warns(DeprecationWarning, match="overhead"):
         assert plan.others == "libraries"
@@ -29,3 +34,9 @@ def test_a_process_has_the_earlier_name_of_the_group_of_all():
     process.group_all = group = object()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.warns(DeprecationWarning, match="group_all"):
         assert process.everyone is group
+
+
+@pytest.mark.parametrize("method", [Graph.same_model, plans.Plan.travel_ms])
+def test_no_program_can_depend_on_names_of_parameters_that_had_others(method: Callable[..., object]):
+    kinds = {parameter.kind for parameter in inspect.signature(method).parameters.values()}
+    assert kinds == {inspect.Parameter.POSITIONAL_ONLY}
