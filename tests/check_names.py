@@ -197,9 +197,11 @@ def definitions(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield node.id, node.lineno
             case ast.Attribute(ctx=ast.Store()):
                 yield node.attr, node.lineno
-            case ast.alias(asname=str(name)) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+            case ast.alias(asname=str(name)) | ast.ExceptHandler(name=str(name)):
                 yield name, node.lineno
-            case ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield name, node.lineno
+            case ast.MatchMapping(rest=str(name)):
                 yield name, node.lineno
 
 
