@@ -28,6 +28,7 @@ _SAME_BATCH = 0.5  # of the steps, at least
 _SIZES = 7
 _SLOWER = 0.5**0.5  # the middle of the slower one of two is this quantile of each of them
 _LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0  # see `factor`
+_FEWEST_SLOWER = 4  # values of which that quantile is not the largest one
 _OF_MIDDLE = 1.25  # standard error of a middle, in those of a mean, of normal variables
 
 
@@ -121,13 +122,17 @@ def spread(seconds: Sequence[float]) -> float:
     What others do on a machine delays a third of the steps, say, and the rest not at all. The deviations from
     the middle hide that, but two ranks wait for each other in more than half of the steps then. So it is at
     least that of the normal distribution in which the slower one of two takes as long in the middle as here.
+    Of two or three values that would be the slowest one, a single delay perhaps: they are too few to see it.
     """
     middle = statistics.median(seconds) if seconds else 0.0
     if not middle > 0:
         return 0.0
     away = statistics.median(abs(value - middle) for value in seconds)
-    slower = sorted(seconds)[math.ceil(_SLOWER * len(seconds)) - 1] - middle
-    return max(1.4826 * away, slower / NormalDist().inv_cdf(_SLOWER)) / middle
+    deviation = 1.4826 * away
+    if len(seconds) >= _FEWEST_SLOWER:
+        slower = sorted(seconds)[math.ceil(_SLOWER * len(seconds)) - 1] - middle
+        deviation = max(deviation, slower / NormalDist().inv_cdf(_SLOWER))
+    return deviation / middle
 
 
 def relative(seconds: Sequence[float]) -> list[float]:
