@@ -49,6 +49,18 @@ def test_steps_of_a_script_change_what_is_measured_again_by_what_is_no_noise() -
     assert 0.997 < sampling.factor(fewer, noisy) < 1.0
 
 
+@pytest.mark.parametrize("longer", [0.6, 0.9, 0.98, 1.0, 1.02, 1.1, 1.4])
+def test_what_is_left_out_as_noise_is_at_most_half_of_a_standard_error(longer: float) -> None:
+    """Of the watched passes, in both directions: by so much one rank's predicted step is away from them."""
+    repeated = [90.0, 95.0, 100.0, 105.0, 110.0]
+    watched = [longer * each for each in repeated]
+    error = 1.25 * sampling.spread(repeated) / 5**0.5 * 2**0.5
+    away = abs(100.0 * sampling.factor(watched, repeated) - 100.0 * longer)
+    assert away <= 100.0 * longer * error / 2
+    if abs(longer - 1) > 5 * error:
+        assert away < 0.1 * abs(100.0 * longer - 100.0), "a difference that is no noise counts"
+
+
 def test_when_gradients_are_complete_in_the_backward_pass() -> None:
     assert sampling.shares([13.0, 12.0, 11.0], 10.0) == pytest.approx((1.0, 2 / 3, 1 / 3))
     assert sampling.shares([9.0, 12.0], 10.0) == (0.0, 1.0)  # a clock that ran before the loss was there

@@ -28,7 +28,7 @@ _SAME_BATCH = 0.5  # of the steps, at least
 _SIZES = 7
 _SLOWER = 0.5**0.5  # the middle of the slower one of two is this quantile of each of them
 _LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0  # see `factor`
-_FEWEST_SLOWER = 4  # values of which that quantile is not the largest one
+_FEWEST_SLOWER = 4  # values: the largest of fewer is that quantile
 _OF_MIDDLE = 1.25  # standard error of a middle, in those of a mean, of normal variables
 
 
@@ -146,7 +146,8 @@ def factor(watched: Sequence[float], repeated: Sequence[float]) -> float:
 
     Both are the middles of few steps of a machine that is never quite alike, and this multiplies what is
     predicted for every batch. So it is taken the nearer to 1 the less it differs from it in standard errors:
-    the part of a difference that is no noise is estimated as d^2 / (d^2 + e^2), as in empirical Bayes.
+    the part of a difference that is no noise is estimated as d^2 / (d^2 + e^2), as in empirical Bayes. What is
+    left out, d e^2 / (d^2 + e^2), is at most half of the standard error.
     """
     first, second = statistics.median(watched), statistics.median(repeated)
     if not (first > 0 and second > 0):
