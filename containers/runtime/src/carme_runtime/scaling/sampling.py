@@ -146,8 +146,8 @@ def factor(watched: Sequence[float], repeated: Sequence[float]) -> float:
 
     Both are the middles of few steps of a machine that is never quite alike, and this multiplies what is
     predicted for every batch. So it is taken the nearer to 1 the less it differs from it in standard errors:
-    the part of a difference that is no noise is estimated as d^2 / (d^2 + e^2), as in empirical Bayes. What is
-    left out, d e^2 / (d^2 + e^2), is at most half of the standard error.
+    the part of a difference that is no noise is estimated as d^2 / (d^2 + e^2), as in empirical Bayes. What
+    is left out, d e^2 / (d^2 + e^2), is at most half of the standard error.
     """
     first, second = statistics.median(watched), statistics.median(repeated)
     if not (first > 0 and second > 0):
