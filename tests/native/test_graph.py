@@ -1,11 +1,13 @@
 """Models of PyTorch as graphs with measured costs."""
 
 import itertools
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import load, save
@@ -67,6 +69,74 @@ def test_a_gradient_beyond_the_memory_for_earlier_ones_costs_as_much_as_its_part
     gradients = measuring._Gradients([nn.Parameter(torch.ones(1024)), nn.Parameter(torch.ones(2, 64))])
     took = [gradients.adding_ms(torch.ones(shape)) for shape in ((2, 64), (1024,), (32, 32))]
     assert took == pytest.approx([1.0, 4.0, 4.0])
+
+
+class Operations(TorchDispatchMode):
+    """Notes operations, and the strides of the tensors that they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, list[tuple[int, ...]]]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append((str(function), [each.stride() for each in args if isinstance(each, torch.Tensor)]))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("most", [1 << 20, 1 << 10])
+def test_a_gradient_is_added_as_it_lies_in_memory(monkeypatch, most):
+    monkeypatch.setattr(measuring, "_MOST_ACCUMULATED", most)
+    gradients = measuring._Gradients([nn.Parameter(torch.ones(64, 32, 3, 3))])
+    gradient = torch.ones(64, 32, 3, 3).to(memory_format=torch.channels_last)
+    with Operations() as operations:
+        assert gradients.adding_ms(gradient) > 0
+    ((earlier, added),) = (strides for name, strides in operations.seen if name == "aten.add_.Tensor")
+    assert added == gradient.stride()
+    assert earlier[1] < earlier[3] < earlier[2], "channels are last in both"
+    assert not [name for name, _ in operations.seen if "clone" in name or "copy" in name]
+
+
+def test_weights_of_whole_layers_are_not_copied_before_they_are_timed():
+    """They would be in the processor's caches. States are copied: they stay as they are."""
+    addresses: set[int] = set()
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.calls: torch.Tensor
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_exporting():
+                addresses.add(self.layer.weight.data_ptr())
+                self.calls += 1
+            return self.layer(x)
+
+    model = nn.Sequential(Layer(), nn.ReLU())
+    trace(model, torch.randn(8, 8), whole_layers=["0"], seconds=0.1)
+    assert addresses == {model[0].layer.weight.data_ptr()} and not model[0].calls
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_results_that_were_timed_are_gone_when_the_next_operator_runs():
+    results: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if torch.compiler.is_exporting():
+                return self.layer(x)
+            alive.extend(each() is not None for each in results)
+            results[:] = [weakref.ref(result := self.layer(x))]
+            return result
+
+    trace(nn.Sequential(Layer(), Layer()), torch.randn(8, 8), whole_layers=["0", "1"], seconds=0.1)
+    assert alive and not any(alive)
 
 
 def test_passes_over_the_whole_model_are_repeated():
