@@ -424,11 +424,16 @@ def test_results_are_files(tmp_path: Path) -> None:
 
 
 def test_results_say_which_runtimes_can_read_them() -> None:
-    """Version 2, whose gradients have three fields, unless zeros were found: it does not know them."""
+    """Version 2, whose gradients have three fields, unless zeros were found: it does not know them.
+
+    Nor does it know fields that operators of graphs have got since.
+    """
     plain, full, zeros = (json.loads(to_json(profile)) for profile in (small(), sparse(1.0), sparse(0.25)))
     assert plain == full and plain["version"] == 2 and zeros["version"] == 3
     assert all(set(each) == {"name", "bytes", "ready"} for each in plain["gradients"])
     assert all(each["filled"] == [0.25, 0.25] for each in zeros["gradients"])
+    (layer,) = json.loads(to_json(layered()))["layers"]
+    assert set(layer) == {"name", "kind", "module", "inputs", "outputs", "timings"}
 
 
 def test_a_result_holds_what_is_predicted_for_nodes_and_gpus(tmp_path: Path) -> None:
