@@ -34,8 +34,6 @@ import json, os, signal, subprocess, sys
 words = sys.argv[1:]
 count = next(index for index, word in enumerate(words) if not word.startswith("-"))
 options, command = words[:count], words[count:]
-with open(os.environ["RECORD"], "w") as file:
-    json.dump([options, command, dict(os.environ)], file)
 faults = json.loads(os.environ.get("FAULTS", "{{}}"))
 hosts = next(word for word in options if word.startswith("--nodelist=")).partition("=")[2].split(",")
 alone = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
@@ -51,7 +49,10 @@ for host in hosts:
 def end(number, frame):
     for task in tasks.values():
         task.kill()
-signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGTERM, end)  # as srun does, which passes on SIGKILL then
+with open(os.environ["RECORD"] + ".new", "w") as file:
+    json.dump([options, command, dict(os.environ)], file)
+os.rename(os.environ["RECORD"] + ".new", os.environ["RECORD"])
 numbers = {{task.pid: (number, host) for number, (host, task) in enumerate(tasks.items())}}
 codes = []
 for _ in tasks:  # in the order in which they end
@@ -99,6 +100,13 @@ class SlurmJob:
         """The options that srun got, the command, and its environment."""
         options, command, environment = json.loads((self.folder / "record").read_text())
         return options, command, environment
+
+    def wait_for_srun(self) -> None:
+        """Wait until srun has started all."""
+        end = time.monotonic() + HANG
+        while not (self.folder / "record").exists():
+            assert time.monotonic() < end, "srun was not started"
+            time.sleep(0.02)
 
     def private(self) -> list[Path]:
         """The folders in which runs have their keys."""
@@ -230,6 +238,19 @@ def test_nothing_is_left_after_a_signal(
     assert witness.all_gone() and slurm_job.is_clean()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_nothing_is_left_after_a_signal_before_all_have_joined(
+    slurm_job: SlurmJob, script: Script, number: signal.Signals
+) -> None:
+    run = slurm_job.launch(script(SHOW), FAULTS=json.dumps({"n2": "absent"}))
+    slurm_job.wait_for_srun()
+    run.popen.send_signal(number)
+    code, out, errors = run.wait()
+    assert (code, out) == (128 + number, "")
+    assert errors == ("carme-run: The run was ended by a signal.\n" if number != signal.SIGINT else "")
+    assert slurm_job.is_clean()
+
+
 def test_an_interrupt_is_the_ranks(slurm_job: SlurmJob, script: Script, witness: Witness) -> None:
     run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
     witness.expect(2)
@@ -262,7 +283,7 @@ def test_a_node_that_fails_is_named_with_what_srun_printed(
 
 def test_a_node_that_does_not_join_is_named(slurm_job: SlurmJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_agents, "JOIN_SECONDS", 1.0)
-    monkeypatch.setattr(slurm_agents, "END_SECONDS", 0.5)
+    monkeypatch.setattr(slurm_agents, "END_SECONDS", HANG)  # nobody waits for what has not joined
     environment = slurm_job.environment(FAULTS=json.dumps({"n2": "absent"}))
     monkeypatch.setenv("HOME", str(slurm_job.home))
     names = ("cleanup", "nodes", "n", "hostfile", "max_ranks", "shared_folder", "unencrypted")

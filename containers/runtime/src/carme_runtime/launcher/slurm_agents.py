@@ -20,7 +20,7 @@ import tempfile
 import time
 from argparse import Namespace
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -118,37 +118,104 @@ async def started(plan: Plan, environment: MutableMapping[str, str]) -> AsyncIte
         CarmeRuntimeError: The folder cannot be used, no certificate can be made, or nodes do not join.
     """
     address = _address(environment)
-    folder = _make_folder(plan)
-    place = _place(folder, plan.hosts[0])
-    reading, writing = os.pipe()
-    os.set_inheritable(writing, True)  # for mpirun, if it takes the place of this process
-    processes: list[Process] = []
+    agents = _Agents(plan, _make_folder(plan))
     try:
-        try:
-            options = credentials.write(folder, plan.encrypted)
-        except OSError as error:
-            raise _unusable(plan.shared, error) from None
-        with (folder / "log").open("wb") as log:
-            first = [*_itself("carme_runtime.fabric.command"), "--nodes", str(len(plan.hosts)), *options]
-            first += ["--announce", f"{folder}/{ANNOUNCED}", "--listen", address, "--socket"]
-            first += [f"{place}/{SOCKET}", "--", *_itself(__name__), "stay", str(folder), str(place)]
-            processes.append(await _start(first, environment, log, reading))
-            stdout = processes[0].stdout
-            assert stdout
-            if not await stdout.readline():
-                raise _failed("The agent on this node did not start", folder)
-            command = [*plan.srun(), *_itself(__name__), "join", str(folder), plan.hosts[0]]
-            processes.append(await _start(command, _for_srun(environment), log))
-        await _joined(plan, processes[1], folder, place)
-        environment["CARME_AGENT"] = str(place / SOCKET)
-        environment.update(mpi.session_variables(place, address, environment))
+        await agents.start(address, environment)
         yield
     finally:
         with _signals_ignored():
-            os.close(reading)
-            os.close(writing)
-            await _end(processes)
-            _remove(folder, place)
+            ending = asyncio.ensure_future(agents.end())
+            while not ending.done():  # whatever else came at the same time
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(ending)
+
+
+class _Agents:
+    """The agents of one run, and what they leave behind.
+
+    Args:
+        plan: Where they are started.
+        folder: Private, empty, and seen by all nodes; `end` removes it.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan, self._folder, self._place = plan, folder, folder
+        self._pipe: tuple[int, ...] = ()
+        self._first: Process | None = None
+        self._srun: Process | None = None
+        self._joined = False
+
+    async def start(self, address: str, environment: MutableMapping[str, str]) -> None:
+        """Start them all, and wait until they have joined; raises what `started` does."""
+        try:
+            await self._start(address, environment)
+        except OSError as error:
+            named = f" ({error.filename})" if error.filename else ""
+            raise CarmeRuntimeError(
+                f"The agents of this run cannot be started: {error.strerror}{named}.",
+                "See what this node has run out of (df -h, ulimit -n, ulimit -u), or add --nodes 1.",
+            ) from None
+        await self._all_joined()
+        self._joined = True
+        environment["CARME_AGENT"] = str(self._place / SOCKET)
+        environment.update(mpi.session_variables(self._place, address, environment))
+
+    async def _start(self, address: str, environment: Mapping[str, str]) -> None:
+        folder, hosts = self._folder, self._plan.hosts
+        self._place = place = _place(folder, hosts[0])
+        self._pipe = os.pipe()
+        reading, writing = self._pipe
+        os.set_inheritable(writing, True)  # for mpirun, if it takes the place of this process
+        try:
+            options = credentials.write(folder, self._plan.encrypted)
+        except OSError as error:
+            raise _unusable(self._plan.shared, error) from None
+        with (folder / "log").open("wb") as log:
+            first = [*_itself("carme_runtime.fabric.command"), "--nodes", str(len(hosts)), *options]
+            first += ["--announce", f"{folder}/{ANNOUNCED}", "--listen", address, "--socket"]
+            first += [f"{place}/{SOCKET}", "--", *_itself(__name__), "stay", str(folder), str(place)]
+            self._first = await _start(first, environment, log, reading)
+            stdout = self._first.stdout
+            assert stdout
+            if not await stdout.readline():
+                raise _failed("The agent on this node did not start", folder)
+            command = [*self._plan.srun(), *_itself(__name__), "join", str(folder), hosts[0]]
+            self._srun = await _start(command, _for_srun(environment), log)
+
+    async def _all_joined(self) -> None:
+        """Wait until all agents are there, by the list that the first one keeps. Raises CarmeRuntimeError."""
+        plan, folder, place = self._plan, self._folder, self._place
+        assert self._srun
+        ended = asyncio.ensure_future(self._srun.wait())
+        end = asyncio.get_running_loop().time() + JOIN_SECONDS
+        try:
+            while missing := _missing(plan, place):
+                await asyncio.wait({ended}, timeout=POLL_SECONDS)
+                late = asyncio.get_running_loop().time() > end
+                # Of several agents one alone may have ended, which srun reports.
+                failed = _FAILED_TASK.findall(_words(folder))
+                if ended.done() or late or failed:
+                    if not (missing := _missing(plan, place)):
+                        return
+                    limit = "" if failed or not late else f" within {JOIN_SECONDS:.0f} s"
+                    nodes = ", ".join(failed or missing)
+                    raise _failed(f"The agents of {nodes} did not join this run{limit}", folder)
+        finally:
+            ended.cancel()
+
+    async def end(self) -> None:
+        """See that the agents here and there are over, and that nothing of them is left."""
+        for descriptor in self._pipe:
+            os.close(descriptor)
+        try:
+            if self._first:
+                await _end(self._first)
+            if self._srun:
+                if not self._joined:  # who has not joined does not end with the first one
+                    _send(self._srun.terminate)
+                await _end(self._srun)
+        finally:
+            _remove(self._folder, self._place)
 
 
 @contextlib.contextmanager
@@ -189,26 +256,6 @@ async def _start(
     )
 
 
-async def _joined(plan: Plan, srun: Process, folder: Path, place: Path) -> None:
-    """Wait until all agents are there, by the list that the first one keeps. Raises CarmeRuntimeError."""
-    ended = asyncio.ensure_future(srun.wait())
-    end = asyncio.get_running_loop().time() + JOIN_SECONDS
-    try:
-        while missing := _missing(plan, place):
-            await asyncio.wait({ended}, timeout=POLL_SECONDS)
-            late = asyncio.get_running_loop().time() > end
-            # Of several agents one alone may have ended, which srun reports.
-            failed = _FAILED_TASK.findall(_words(folder))
-            if ended.done() or late or failed:
-                if not (missing := _missing(plan, place)):
-                    return
-                limit = "" if failed or not late else f" within {JOIN_SECONDS:.0f} s"
-                nodes = ", ".join(failed or missing)
-                raise _failed(f"The agents of {nodes} did not join this run{limit}", folder)
-    finally:
-        ended.cancel()
-
-
 def _missing(plan: Plan, place: Path) -> list[str]:
     """The nodes whose agents are not there."""
     try:
@@ -219,17 +266,20 @@ def _missing(plan: Plan, place: Path) -> list[str]:
     return [host for host in plan.hosts if host not in present]
 
 
-async def _end(processes: list[Process]) -> None:
-    """See that the agents here and there are over; kill those that do not end by themselves."""
-    for process in processes:
-        for send in (process.terminate, process.kill):
-            try:
-                await asyncio.wait_for(process.wait(), END_SECONDS)
-                break
-            except asyncio.TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    send()
-        await process.wait()
+async def _end(process: Process) -> None:
+    """See that it is over; kill it if it does not end by itself."""
+    for send in (process.terminate, process.kill):
+        try:
+            await asyncio.wait_for(process.wait(), END_SECONDS)
+            return
+        except asyncio.TimeoutError:
+            _send(send)
+    await process.wait()
+
+
+def _send(send: Callable[[], None]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        send()
 
 
 def _make_folder(plan: Plan) -> Path:
