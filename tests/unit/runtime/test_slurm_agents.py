@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -281,24 +282,43 @@ def test_a_node_that_fails_is_named_with_what_srun_printed(
     assert job.is_clean()
 
 
-def test_a_node_that_does_not_join_is_named(slurm_job: SlurmJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_agents, "JOIN_SECONDS", 1.0)
-    monkeypatch.setattr(slurm_agents, "END_SECONDS", HANG)  # nobody waits for what has not joined
-    environment = slurm_job.environment(FAULTS=json.dumps({"n2": "absent"}))
-    monkeypatch.setenv("HOME", str(slurm_job.home))
+def start_agents(job: SlurmJob, monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:
+    """Start them by this process, which is to fail."""
+    variables = job.environment(**environment)
+    monkeypatch.setenv("HOME", str(job.home))
     names = ("cleanup", "nodes", "n", "hostfile", "max_ranks", "shared_folder", "unencrypted")
-    plan = slurm_agents.plan(Namespace(**dict.fromkeys(names)), environment)
+    plan = slurm_agents.plan(Namespace(**dict.fromkeys(names)), variables)
     assert plan
 
     async def start() -> None:
-        async with slurm_agents.started(plan, environment):
-            raise AssertionError("n2 joined")
+        async with slurm_agents.started(plan, variables):
+            raise AssertionError("all joined")
 
+    asyncio.run(start())
+
+
+def test_a_node_that_does_not_join_is_named(slurm_job: SlurmJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_agents, "JOIN_SECONDS", 1.0)
+    monkeypatch.setattr(slurm_agents, "END_SECONDS", HANG)  # nobody waits for what has not joined
     with pytest.raises(
         CarmeRuntimeError, match=r"The agents of (n1, )?n2 did not join this run within 1 s\."
     ):
-        asyncio.run(start())
-    assert not slurm_job.private() and not slurm_job.processes()
+        start_agents(slurm_job, monkeypatch, FAULTS=json.dumps({"n2": "absent"}))
+    assert slurm_job.is_clean()
+
+
+@pytest.mark.parametrize("step", ["_place", "_start", "_for_srun"])
+def test_a_node_that_has_run_out_of_something(
+    slurm_job: SlurmJob, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/n1")
+
+    monkeypatch.setattr(slurm_agents, step, fail)
+    message = r"The agents of this run cannot be started: Too many open files \(/n1\)\. .*--nodes 1\."
+    with pytest.raises(CarmeRuntimeError, match=message):
+        start_agents(slurm_job, monkeypatch)
+    assert slurm_job.is_clean()
 
 
 def can_unshare() -> bool:

@@ -115,7 +115,8 @@ async def started(plan: Plan, environment: MutableMapping[str, str]) -> AsyncIte
     """Agents on all nodes, which have joined; `environment` then leads to them as in a session.
 
     Raises:
-        CarmeRuntimeError: The folder cannot be used, no certificate can be made, or nodes do not join.
+        CarmeRuntimeError: The folder cannot be used, no certificate can be made, nothing can be started here,
+            or nodes do not join.
     """
     address = _address(environment)
     agents = _Agents(plan, _make_folder(plan))
@@ -386,8 +387,9 @@ def _join(folder: Path, first: str) -> int:
             file=sys.stderr,
         )
         return 1
-    place = _place(folder, own_host)
+    place = folder / own_host
     try:
+        place = _place(folder, own_host)
         certificate = folder / CERTIFICATE
         options = Namespace(key_file=folder / KEY, socket=place / SOCKET)
         options.certificate = certificate if certificate.exists() else None
