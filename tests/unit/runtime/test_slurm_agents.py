@@ -29,7 +29,8 @@ Launch = Callable[..., Process]
 Script = Callable[[str], str]
 
 #: Starts its command for each node of --nodelist under that node's name. The variable FAULTS has by node
-#: `absent` (it never starts), `failing` (no such program) or `apart` (it does not see the caller's folder).
+#: `absent` (it never starts), `failing` (no such program), `killed`, or `apart` (it does not see the caller's
+#: folder).
 SRUN = f"""#!{sys.executable}
 import json, os, signal, subprocess, sys
 words = sys.argv[1:]
@@ -46,6 +47,7 @@ for host in hosts:
     fault = faults.get(host)
     before = [*alone, "sh", "-c", hide, "-"] if fault == "apart" else []
     started = {{"absent": ["sleep", "1000"], "failing": ["sh", "-c", "echo no such program >&2; exit 2"]}}
+    started["killed"] = ["sh", "-c", "kill -9 $$"]
     tasks[host] = subprocess.Popen(started.get(fault, [*before, *command]), env=os.environ | own)
 def end(number, frame):
     for task in tasks.values():
@@ -61,8 +63,8 @@ for _ in tasks:  # in the order in which they end
     number, host = numbers[process]
     codes.append(os.waitstatus_to_exitcode(status))
     if codes[-1]:
-        text = f"srun: error: {{host}}: task {{number}}: Exited with exit code {{codes[-1]}}"
-        print(text, file=sys.stderr, flush=True)
+        reason = f"Exited with exit code {{codes[-1]}}" if codes[-1] > 0 else signal.strsignal(-codes[-1])
+        print(f"srun: error: {{host}}: task {{number}}: {{reason}}", file=sys.stderr, flush=True)
 sys.exit(max(map(abs, codes)))
 """
 SHOW = "import os; print(*map(os.environ.get, ('WORLD_SIZE', 'SLURMD_NODENAME', 'CUDA_VISIBLE_DEVICES')))"
@@ -270,16 +272,46 @@ def test_mpirun_takes_the_place_of_the_launcher(slurm_job: SlurmJob) -> None:
     assert slurm_job.is_clean()
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("failing", ["no such program", "srun: error: n3: task 1: Exited with exit code 2"]),
+        ("killed", ["srun: error: n3: task 1: Killed"]),
+    ],
+)
 def test_a_node_that_fails_is_named_with_what_srun_printed(
-    make_slurm_job: Callable[..., SlurmJob], script: Script
+    make_slurm_job: Callable[..., SlurmJob], script: Script, fault: str, words: list[str]
 ) -> None:
     job = make_slurm_job("n1", "n2", "n3")
-    code, out, errors = job.launch(script(SHOW), FAULTS=json.dumps({"n3": "failing"})).wait()
+    code, out, errors = job.launch(script(SHOW), FAULTS=json.dumps({"n3": fault})).wait()
     assert (code, out) == (2, "")
     assert "The agents of n3 did not join this run. Output of srun and the agents:" in errors
-    assert "no such program" in errors and "srun: error: n3: task 1: Exited with exit code 2" in errors
+    assert not [text for text in words if text not in errors], errors
     assert "add --nodes 1 to run on this node alone." in errors
     assert job.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts"),
+    [
+        ("srun: error: n[2-3]: tasks 0-1: Out Of Memory", ["n[2-3]"]),
+        ("srun: error: n2: task 0: Segmentation fault (core dumped)", ["n2"]),
+        ("srun: error: Unable to create step for job 17: Memory required by task is not available", []),
+    ],
+)
+def test_what_srun_says_of_a_task_that_ended(line: str, hosts: list[str]) -> None:
+    assert slurm_agents._FAILED_TASK.findall(f"carme-agent: n3 joined\n{line}\n") == hosts
+
+
+def test_the_end_of_the_first_agent_is_noticed_while_others_join(slurm_job: SlurmJob, script: Script) -> None:
+    run = slurm_job.launch(script(SHOW), FAULTS=json.dumps({"n2": "absent"}))
+    slurm_job.wait_for_srun()
+    for number, text in slurm_job.processes().items():
+        if b"carme_runtime.fabric.command" in text:
+            os.kill(number, signal.SIGKILL)
+    code, out, errors = run.wait()
+    assert (code, out) == (2, "") and "n2 did not join this run." in errors, errors
+    assert slurm_job.is_clean()
 
 
 def start_agents(job: SlurmJob, monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:

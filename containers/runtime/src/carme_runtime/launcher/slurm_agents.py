@@ -41,7 +41,8 @@ LINES = 12  # of the agents' output in an error
 #: What `srun` needs to know of its job. It takes most other variables of this kind for options.
 FOR_SRUN = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID", "SLURM_JWT", "SLURM_WORKING_CLUSTER")
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_FAILED_TASK = re.compile(r"^srun: error: (\S+): tasks? .*Exited with exit code", re.MULTILINE)
+#: Such as "srun: error: n2: task 0: Exited with exit code 1", and so "Killed" or "Out Of Memory".
+_FAILED_TASK = re.compile(r"^srun: error: (\S+): tasks? [^:\s]+: ", re.MULTILINE)
 _SOURCE = str(Path(carme_runtime.__file__).parents[1])
 
 
@@ -185,8 +186,8 @@ class _Agents:
 
     async def _all_joined(self) -> None:
         """Wait until all agents are there, by the list that the first one keeps. Raises CarmeRuntimeError."""
-        plan, folder, place = self._plan, self._folder, self._place
-        assert self._srun
+        plan, place = self._plan, self._place
+        assert self._first and self._srun
         ended = asyncio.ensure_future(self._srun.wait())
         end = asyncio.get_running_loop().time() + JOIN_SECONDS
         try:
@@ -194,13 +195,13 @@ class _Agents:
                 await asyncio.wait({ended}, timeout=POLL_SECONDS)
                 late = asyncio.get_running_loop().time() > end
                 # Of several agents one alone may have ended, which srun reports.
-                failed = _FAILED_TASK.findall(_words(folder))
-                if ended.done() or late or failed:
+                failed = _FAILED_TASK.findall(_words(self._folder))
+                if ended.done() or self._first.returncode is not None or late or failed:
                     if not (missing := _missing(plan, place)):
                         return
                     limit = "" if failed or not late else f" within {JOIN_SECONDS:.0f} s"
                     nodes = ", ".join(failed or missing)
-                    raise _failed(f"The agents of {nodes} did not join this run{limit}", folder)
+                    raise _failed(f"The agents of {nodes} did not join this run{limit}", self._folder)
         finally:
             ended.cancel()
 
@@ -372,6 +373,7 @@ def _stay(folders: list[Path]) -> None:
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     print("ready", flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # this is not to outlive the agent's there
     while os.read(0, 1024):
         pass
     _remove(*folders)  # nobody else does after a SIGKILL
