@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -203,6 +203,16 @@ def test_a_task_of_srun_takes_all_nodes_when_they_are_requested(slurm_job: Slurm
     assert (code, len(out.splitlines()), errors) == (0, 2, "")
 
 
+def open_files(numbers: Iterable[int]) -> set[str]:
+    """Their names; a file that was removed has no other."""
+    found: set[str] = set()
+    for number in numbers:
+        for each in Path(f"/proc/{number}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(str(each.readlink()))
+    return found
+
+
 @pytest.mark.parametrize("options", [[], ["--unencrypted"]])
 def test_nobody_else_can_read_the_key(
     slurm_job: SlurmJob, script: Script, witness: Witness, options: list[str]
@@ -217,6 +227,8 @@ def test_nobody_else_can_read_the_key(
     key, processes = (private / "fabric.key").read_bytes().strip(), slurm_job.processes()
     assert len(key) == 64 and len(processes) >= 6  # launcher, agent and its command, srun, agent, two ranks
     assert not [number for number, text in processes.items() if key in text]
+    # A file that is open could not be removed from a home on NFS.
+    assert not [name for name in open_files(processes) if name.startswith(str(private))]
     witness.release()
     assert run.wait()[0] == 0 and slurm_job.is_clean()
 
@@ -251,6 +263,20 @@ def test_nothing_is_left_after_a_signal_before_all_have_joined(
     code, out, errors = run.wait()
     assert (code, out) == (128 + number, "")
     assert errors == ("carme-run: The run was ended by a signal.\n" if number != signal.SIGINT else "")
+    assert slurm_job.is_clean()
+
+
+def test_the_end_of_a_lost_agent_is_shown(slurm_job: SlurmJob, script: Script, witness: Witness) -> None:
+    run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
+    witness.expect(2)
+    for number, text in slurm_job.processes().items():
+        if b"\0join\0" in text and b"SLURMD_NODENAME=n2" in text:
+            os.kill(number, signal.SIGKILL)
+    code, _, errors = run.wait()
+    assert code == 1 and "The agent of n2 was lost, so the run was ended." in errors
+    shown = errors.partition("carme-run: Last output of srun and the agents:\n")[2]
+    assert "carme-agent: the agent of n2 was lost: " in shown
+    assert "srun: error: n2: task 0: Killed" in shown
     assert slurm_job.is_clean()
 
 

@@ -87,6 +87,7 @@ def join(options: Namespace) -> int:
     try:
         return asyncio.run(_join(options, local))
     finally:
+        local.close()  # first: file systems of a network keep what is open by another name
         bound.unlink(missing_ok=True)
 
 

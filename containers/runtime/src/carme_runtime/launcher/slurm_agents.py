@@ -43,6 +43,7 @@ FOR_SRUN = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID", "SLURM_JWT", "SLU
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Such as "srun: error: n2: task 0: Exited with exit code 1", and so "Killed" or "Out Of Memory".
 _FAILED_TASK = re.compile(r"^srun: error: (\S+): tasks? [^:\s]+: ", re.MULTILINE)
+_LOST = re.compile(rf"{_FAILED_TASK.pattern}|^carme-agent: the agent of \S+ was lost", re.MULTILINE)
 _SOURCE = str(Path(carme_runtime.__file__).parents[1])
 
 
@@ -143,6 +144,7 @@ class _Agents:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan, self._folder, self._place = plan, folder, folder
         self._pipe: tuple[int, ...] = ()
+        self._log: IO[bytes] | None = None
         self._first: Process | None = None
         self._srun: Process | None = None
         self._joined = False
@@ -168,21 +170,22 @@ class _Agents:
         self._pipe = os.pipe()
         reading, writing = self._pipe
         os.set_inheritable(writing, True)  # for mpirun, if it takes the place of this process
+        # Not in the folder: a file that is open cannot be removed from some file systems of a network.
+        self._log = log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # `end` closes it
         try:
             options = credentials.write(folder, self._plan.encrypted)
         except OSError as error:
             raise _unusable(self._plan.shared, error) from None
-        with (folder / "log").open("wb") as log:
-            first = [*_itself("carme_runtime.fabric.command"), "--nodes", str(len(hosts)), *options]
-            first += ["--announce", f"{folder}/{ANNOUNCED}", "--listen", address, "--socket"]
-            first += [f"{place}/{SOCKET}", "--", *_itself(__name__), "stay", str(folder), str(place)]
-            self._first = await _start(first, environment, log, reading)
-            stdout = self._first.stdout
-            assert stdout
-            if not await stdout.readline():
-                raise _failed("The agent on this node did not start", folder)
-            command = [*self._plan.srun(), *_itself(__name__), "join", str(folder), hosts[0]]
-            self._srun = await _start(command, _for_srun(environment), log)
+        first = [*_itself("carme_runtime.fabric.command"), "--nodes", str(len(hosts)), *options]
+        first += ["--announce", f"{folder}/{ANNOUNCED}", "--listen", address, "--socket"]
+        first += [f"{place}/{SOCKET}", "--", *_itself(__name__), "stay", str(folder), str(place)]
+        self._first = await _start(first, environment, log, reading)
+        stdout = self._first.stdout
+        assert stdout
+        if not await stdout.readline():
+            raise self._failed("The agent on this node did not start")
+        command = [*self._plan.srun(), *_itself(__name__), "join", str(folder), hosts[0]]
+        self._srun = await _start(command, _for_srun(environment), log)
 
     async def _all_joined(self) -> None:
         """Wait until all agents are there, by the list that the first one keeps. Raises CarmeRuntimeError."""
@@ -195,18 +198,19 @@ class _Agents:
                 await asyncio.wait({ended}, timeout=POLL_SECONDS)
                 late = asyncio.get_running_loop().time() > end
                 # Of several agents one alone may have ended, which srun reports.
-                failed = _FAILED_TASK.findall(_words(self._folder))
+                failed = _FAILED_TASK.findall(self._words())
                 if ended.done() or self._first.returncode is not None or late or failed:
                     if not (missing := _missing(plan, place)):
                         return
                     limit = "" if failed or not late else f" within {JOIN_SECONDS:.0f} s"
                     nodes = ", ".join(failed or missing)
-                    raise _failed(f"The agents of {nodes} did not join this run{limit}", self._folder)
+                    raise self._failed(f"The agents of {nodes} did not join this run{limit}")
         finally:
             ended.cancel()
 
     async def end(self) -> None:
         """See that the agents here and there are over, and that nothing of them is left."""
+        lost = self._joined and self._has_lost()
         for descriptor in self._pipe:
             os.close(descriptor)
         try:
@@ -216,8 +220,41 @@ class _Agents:
                 if not self._joined:  # who has not joined does not end with the first one
                     _send(self._srun.terminate)
                 await _end(self._srun)
+            if lost:
+                print(
+                    "carme-run: Last output of srun and the agents:",
+                    *self._lines(),
+                    sep="\n",
+                    file=sys.stderr,
+                )
         finally:
             _remove(self._folder, self._place)
+            if self._log:
+                self._log.close()
+
+    def _has_lost(self) -> bool:
+        """Whether an agent has ended before the run."""
+        over = [
+            process for process in (self._first, self._srun) if process and process.returncode is not None
+        ]
+        return bool(over or _LOST.search(self._words()))
+
+    def _failed(self, reason: str) -> CarmeRuntimeError:
+        lines = self._lines()
+        return CarmeRuntimeError(
+            "\n".join([f"{reason}. Output of srun and the agents:", *lines] if lines else [f"{reason}."])
+            + "\n",
+            "Fix that, or add --nodes 1 to run on this node alone.",
+        )
+
+    def _lines(self) -> list[str]:
+        return self._words().strip().splitlines()[-LINES:]
+
+    def _words(self) -> str:
+        """What srun and the agents wrote; the place at which they go on writing stays."""
+        assert self._log
+        descriptor = self._log.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -345,20 +382,6 @@ def _itself(module: str) -> list[str]:
     return [sys.executable, "-I", "-c", start, _SOURCE]
 
 
-def _words(folder: Path) -> str:
-    with contextlib.suppress(OSError):
-        return (folder / "log").read_text(errors="replace")
-    return ""
-
-
-def _failed(reason: str, folder: Path) -> CarmeRuntimeError:
-    lines = _words(folder).strip().splitlines()[-LINES:]
-    return CarmeRuntimeError(
-        "\n".join([f"{reason}. Output of srun and the agents:", *lines] if lines else [f"{reason}."]) + "\n",
-        "Fix that, or add --nodes 1 to run on this node alone.",
-    )
-
-
 def main() -> int:
     """What is started here; see the module. Arguments: `stay FOLDER ...` or `join FOLDER HOST`."""
     role, *arguments = sys.argv[1:]
@@ -376,7 +399,10 @@ def _stay(folders: list[Path]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # this is not to outlive the agent's there
     while os.read(0, 1024):
         pass
-    _remove(*folders)  # nobody else does after a SIGKILL
+    # Nobody else does it after a SIGKILL. The agent ends only after this process, and some file systems of a
+    # network keep its socket until then.
+    if os.fork() == 0:
+        _remove(*folders)
 
 
 def _join(folder: Path, first: str) -> int:
