@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -128,6 +129,14 @@ class SlurmJob:
                 found[int(each.name)] = text
         return found
 
+    def agents(self, host: str) -> list[int]:
+        """The numbers of what srun started on a node."""
+        own = f"SLURMD_NODENAME={host}".encode()
+        found = self.processes().items()
+        return [
+            number for number, text in found if b"\0join\0" in text and own in text and b"srun" not in text
+        ]
+
     def is_clean(self) -> bool:
         """Wait until nothing is left of the job; False: something stays."""
         end = time.monotonic() + HANG
@@ -235,22 +244,66 @@ def test_nobody_else_can_read_the_key(
 
 @pytest.mark.parametrize(
     ("number", "target"),
-    [(signal.SIGTERM, "launcher"), (signal.SIGKILL, "launcher"), (signal.SIGTERM, "all")],
+    [
+        (signal.SIGTERM, "launcher"),
+        (signal.SIGKILL, "launcher"),
+        (signal.SIGTERM, "tasks"),
+        (signal.SIGTERM, "all"),
+    ],
 )
 def test_nothing_is_left_after_a_signal(
     slurm_job: SlurmJob, script: Script, witness: Witness, number: signal.Signals, target: str
 ) -> None:
-    """Slurm sends SIGTERM to all processes of a job that reached its time limit."""
+    """At a job's time limit Slurm sends SIGTERM to its tasks: the script, or what has taken its place by
+    exec, and the agents that srun started. With some of its plugins it sends it to all processes."""
     run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
     witness.expect(2)
-    for process in slurm_job.processes() if target == "all" else [run.popen.pid]:
+    targets = {"launcher": [], "tasks": slurm_job.agents("n2"), "all": slurm_job.processes()}
+    for process in (*targets[target], run.popen.pid):
         with contextlib.suppress(ProcessLookupError):  # the end of another one has ended it
             os.kill(process, number)
     code, _, errors = run.wait()
-    # Where all are ended at once, the launcher may see first that an agent is gone.
+    # The launcher may see first that an agent is gone, which srun kills when it gets the signal itself.
     codes = (143, 1) if target == "all" else (143 if number == signal.SIGTERM else -signal.SIGKILL,)
     assert code in codes, errors
     assert witness.all_gone() and slurm_job.is_clean()
+
+
+def test_nothing_is_left_when_slurm_kills_what_the_script_started(
+    slurm_job: SlurmJob, script: Script, witness: Witness
+) -> None:
+    """It does so at once when SIGTERM has ended the script's shell."""
+    run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
+    witness.expect(2)
+    there = [number for number, text in slurm_job.processes().items() if b"SLURMD_NODENAME=n2" in text]
+    for process in slurm_job.processes():
+        if process not in there:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    assert run.wait()[0] == -signal.SIGKILL and witness.all_gone() and slurm_job.is_clean()
+
+
+def test_whether_the_first_agent_has_ended() -> None:
+    """One that lives may have a run that goes on without the node that asks."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert not slurm_agents._is_over("127.0.0.1", port)
+    assert slurm_agents._is_over("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_warns_of_the_time_limit_ends_no_agent(
+    slurm_job: SlurmJob, script: Script, witness: Witness, number: signal.Signals
+) -> None:
+    text = f"import signal; print(int(signal.getsignal({number})), flush=True)\n{MEET}witness.recv(2)"
+    run = slurm_job.launch(script(text), **witness.environment)
+    witness.expect(2)
+    for agent in slurm_job.agents("n2"):
+        os.kill(agent, number)
+    witness.release()
+    code, out, errors = run.wait()
+    assert (code, errors) == (0, "")
+    assert sorted(out.splitlines()) == [f"[rank {rank}] {signal.SIG_DFL:d}" for rank in range(2)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -269,9 +322,8 @@ def test_nothing_is_left_after_a_signal_before_all_have_joined(
 def test_the_end_of_a_lost_agent_is_shown(slurm_job: SlurmJob, script: Script, witness: Witness) -> None:
     run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
     witness.expect(2)
-    for number, text in slurm_job.processes().items():
-        if b"\0join\0" in text and b"SLURMD_NODENAME=n2" in text:
-            os.kill(number, signal.SIGKILL)
+    for agent in slurm_job.agents("n2"):
+        os.kill(agent, signal.SIGKILL)
     code, _, errors = run.wait()
     assert code == 1 and "The agent of n2 was lost, so the run was ended." in errors
     shown = errors.partition("carme-run: Last output of srun and the agents:\n")[2]

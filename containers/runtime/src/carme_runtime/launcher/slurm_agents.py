@@ -407,6 +407,8 @@ def _stay(folders: list[Path]) -> None:
 
 def _join(folder: Path, first: str) -> int:
     """Be the agent of another node until the run is over; the exit code."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # of `sbatch --signal`, which is not for agents
+        signal.signal(number, lambda number, frame: None)  # ranks would inherit that they are ignored
     own_host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     if not folder.is_dir():
         print(
@@ -423,9 +425,29 @@ def _join(folder: Path, first: str) -> int:
         options.certificate = certificate if certificate.exists() else None
         where = json.loads((folder / ANNOUNCED).read_text())
         options.join = f"{where['host']}:{where['port']}"
-        return service.join(options)
+        code = service.join(options, END_SECONDS)
+        if code == service.LOST and _is_over(where["host"], where["port"]):
+            _remove(folder)
+        return code
     except (CarmeRuntimeError, OSError, ValueError) as error:
         print(f"carme-agent: {error}", file=sys.stderr)
         return 1
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _is_over(host: str, port: int) -> bool:
+    """Whether the first agent has ended, as when Slurm kills all that a job's script started.
+
+    Then nobody there removes the folder. A first agent that lives, or a node that does not answer, may have a
+    run that goes on without this node.
+    """
+    for _ in range(20):
+        try:
+            socket.create_connection((host, port), END_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        time.sleep(POLL_SECONDS)
+    return False
