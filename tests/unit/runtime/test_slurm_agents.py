@@ -140,6 +140,17 @@ class SlurmJob:
             number for number, text in found if b"\0join\0" in text and own in text and b"srun" not in text
         ]
 
+    def answers(self, host: str) -> bool:
+        """Whether the agent of a node goes on to serve clients."""
+        (folder,) = self.private()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(HANG)
+            try:
+                client.connect(str(folder / host / slurm_agents.SOCKET))
+                return client.recv(1) != b""
+            except (FileNotFoundError, ConnectionError):
+                return False
+
     def is_clean(self) -> bool:
         """Wait until nothing is left of the job; False: something stays."""
         end = time.monotonic() + HANG
@@ -262,9 +273,13 @@ def test_nothing_is_left_after_a_signal(
     run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
     witness.expect(2)
     targets = {"launcher": [], "tasks": slurm_job.agents("n2"), "all": slurm_job.processes()}
-    for process in (*targets[target], run.popen.pid):
+    for process in targets[target]:
         with contextlib.suppress(ProcessLookupError):  # the end of another one has ended it
             os.kill(process, number)
+    if target == "tasks":  # the launcher may hear of it later
+        assert all(slurm_job.answers("n2") for _ in range(100))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(run.popen.pid, number)
     code, _, errors = run.wait()
     # The launcher may see first that an agent is gone, which srun kills when it gets the signal itself.
     codes = (143, 1) if target == "all" else (143 if number == signal.SIGTERM else -signal.SIGKILL,)
