@@ -31,13 +31,15 @@ Script = Callable[[str], str]
 
 #: Starts its command for each node of --nodelist under that node's name. The variable FAULTS has by node
 #: `absent` (it never starts), `failing` (no such program), `killed`, or `apart` (it does not see the caller's
-#: folder).
+#: folder); by `srun` it has an error that starts nothing.
 SRUN = f"""#!{sys.executable}
 import json, os, signal, subprocess, sys
 words = sys.argv[1:]
 count = next(index for index, word in enumerate(words) if not word.startswith("-"))
 options, command = words[:count], words[count:]
 faults = json.loads(os.environ.get("FAULTS", "{{}}"))
+if "srun" in faults:
+    sys.exit("srun: error: " + faults["srun"])
 hosts = next(word for word in options if word.startswith("--nodelist=")).partition("=")[2].split(",")
 alone = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
 hide = 'mount -t tmpfs none "$HOME/.carme" && exec "$@"'
@@ -97,7 +99,8 @@ class SlurmJob:
 
     def launch(self, *arguments: str, **environment: str) -> Process:
         """Start carme-run."""
-        self._started.append(Process([*RUN, *arguments], self.environment(**environment), self.folder))
+        own = self.environment(**environment)
+        self._started.append(Process([*RUN, *arguments], own, self.folder, own_group=True))
         return self._started[-1]
 
     def record(self) -> tuple[list[str], list[str], dict[str, str]]:
@@ -136,6 +139,17 @@ class SlurmJob:
         return [
             number for number, text in found if b"\0join\0" in text and own in text and b"srun" not in text
         ]
+
+    def answers(self, host: str) -> bool:
+        """Whether the agent of a node goes on to serve clients."""
+        (folder,) = self.private()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(HANG)
+            try:
+                client.connect(str(folder / host / slurm_agents.SOCKET))
+                return client.recv(1) != b""
+            except (FileNotFoundError, ConnectionError):
+                return False
 
     def is_clean(self) -> bool:
         """Wait until nothing is left of the job; False: something stays."""
@@ -259,9 +273,13 @@ def test_nothing_is_left_after_a_signal(
     run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
     witness.expect(2)
     targets = {"launcher": [], "tasks": slurm_job.agents("n2"), "all": slurm_job.processes()}
-    for process in (*targets[target], run.popen.pid):
+    for process in targets[target]:
         with contextlib.suppress(ProcessLookupError):  # the end of another one has ended it
             os.kill(process, number)
+    if target == "tasks":  # the launcher may hear of it later
+        assert all(slurm_job.answers("n2") for _ in range(100))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(run.popen.pid, number)
     code, _, errors = run.wait()
     # The launcher may see first that an agent is gone, which srun kills when it gets the signal itself.
     codes = (143, 1) if target == "all" else (143 if number == signal.SIGTERM else -signal.SIGKILL,)
@@ -335,7 +353,7 @@ def test_the_end_of_a_lost_agent_is_shown(slurm_job: SlurmJob, script: Script, w
 def test_an_interrupt_is_the_ranks(slurm_job: SlurmJob, script: Script, witness: Witness) -> None:
     run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
     witness.expect(2)
-    run.popen.send_signal(signal.SIGINT)
+    os.killpg(run.popen.pid, signal.SIGINT)  # as a terminal does
     assert run.wait()[0] == 130 and witness.all_gone() and slurm_job.is_clean()
 
 
@@ -367,6 +385,15 @@ def test_a_node_that_fails_is_named_with_what_srun_printed(
     assert not [text for text in words if text not in errors], errors
     assert "add --nodes 1 to run on this node alone." in errors
     assert job.is_clean()
+
+
+def test_nodes_with_fewer_gpus_are_named_as_the_cause(slurm_job: SlurmJob, script: Script) -> None:
+    error = "Unable to create step for job 17: Invalid generic resource (gres) specification"
+    code, out, errors = slurm_job.launch(script(SHOW), FAULTS=json.dumps({"srun": error})).wait()
+    assert (code, out) == (2, "") and f"srun: error: {error}" in errors
+    assert "Each node must have as many GPUs of the job as the first one: submit it with" in errors
+    assert "or add --nodes 1 to run on this node alone." in errors
+    assert slurm_job.is_clean()
 
 
 @pytest.mark.parametrize(
@@ -471,7 +498,7 @@ def test_a_node_without_an_address_for_others(slurm_job: SlurmJob, script: Scrip
 def test_a_dry_run_says_what_srun_would_start(slurm_job: SlurmJob, script: Script) -> None:
     code, out, errors = slurm_job.launch("--dry-run", "-n", "2", script(SHOW)).wait()
     assert (code, errors) == (0, "")
-    assert "n1" in out and "On n2, which may have other cores than this node, srun would start agents" in out
+    assert "n1" in out and "On n2, which may have other cores or GPUs than this node, srun would start" in out
     assert "srun --job-name=carme-agents --nodes=1 " in out
     code, out, _ = slurm_job.launch("--dry-run", "--json", "-n", "2", script(SHOW)).wait()
     found = json.loads(out)
@@ -516,3 +543,17 @@ def test_where_nothing_makes_certificates(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "openssl").chmod(0o755)
     with pytest.raises(CarmeRuntimeError, match="could not make a certificate: no such curve"):
         credentials.make_certificate()
+
+
+def test_agents_run_the_source_of_their_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another one is installed, and without what else lies beside it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    (installed,) = tmp_path.glob("env/lib/python*/site-packages")
+    for place, text in ((installed, "installed"), (tmp_path / "own", "own")):
+        (place / "carme_runtime").mkdir(parents=True)
+        (place / "carme_runtime" / "__init__.py").touch()
+        (place / "carme_runtime" / "probe.py").write_text(f"def main():\n import json\n print('{text}')\n")
+    (tmp_path / "own" / "json.py").write_text("raise ImportError('not that of Python')")
+    monkeypatch.setattr(slurm_agents, "_SOURCE", str(tmp_path / "own"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "bin" / "python"))
+    assert subprocess.check_output(slurm_agents._itself("carme_runtime.probe"), text=True) == "own\n"

@@ -44,6 +44,10 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Such as "srun: error: n2: task 0: Exited with exit code 1", and so "Killed" or "Out Of Memory".
 _FAILED_TASK = re.compile(r"^srun: error: (\S+): tasks? [^:\s]+: ", re.MULTILINE)
 _LOST = re.compile(rf"{_FAILED_TASK.pattern}|^carme-agent: the agent of \S+ was lost", re.MULTILINE)
+_GPUS_DIFFER = (
+    "Each node must have as many GPUs of the job as the first one: submit it with --gpus-per-node, or choose "
+    "nodes by --nodes"
+)
 _SOURCE = str(Path(carme_runtime.__file__).parents[1])
 
 
@@ -80,8 +84,8 @@ class Plan:
     def report(self) -> str:
         """What would be started, as a sentence for a dry run."""
         return (
-            f"On {', '.join(self.hosts[1:])}, which may have other cores than this node, srun would start "
-            f"agents: {shlex.join(self.srun())} ..."
+            f"On {', '.join(self.hosts[1:])}, which may have other cores or GPUs than this node, srun would "
+            f"start agents: {shlex.join(self.srun())} ..."
         )
 
 
@@ -244,7 +248,8 @@ class _Agents:
         return CarmeRuntimeError(
             "\n".join([f"{reason}. Output of srun and the agents:", *lines] if lines else [f"{reason}."])
             + "\n",
-            "Fix that, or add --nodes 1 to run on this node alone.",
+            f"{_GPUS_DIFFER if 'generic resource' in self._words() else 'Fix that'}, or add --nodes 1 to run "
+            "on this node alone.",
         )
 
     def _lines(self) -> list[str]:
@@ -377,8 +382,13 @@ def _for_srun(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _itself(module: str) -> list[str]:
-    """The command line of this Python for a module of ours, whatever is set for the user's own programs."""
-    start = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; sys.exit(main())"
+    """The command line of this Python for a module of ours, whatever is set for the user's own programs.
+
+    Our source is first in the path for our own package alone, as another one may be installed there. What
+    else lies beside it, such as backports, is not to hide the modules of Python.
+    """
+    start = "import os, sys, typing; sys.path.insert(0, sys.argv.pop(1)); import carme_runtime; "
+    start += f"sys.path.append(sys.path.pop(0)); from {module} import main; sys.exit(main())"
     return [sys.executable, "-I", "-c", start, _SOURCE]
 
 
