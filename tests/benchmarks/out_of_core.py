@@ -70,6 +70,11 @@ def main() -> None:
         print(f"A run that was killed had left swap on '{left}'. It is off now.", flush=True)
     limit, width = (384 * MIB, 1024) if options.quick else (768 * MIB, 2048)
     contests = (("sgd", 1 / 0.75), ("adamw", 4)) if options.quick else CONTESTS
+    known = sorted({round(factor, 2) for _, factor in contests})
+    if unknown := [factor for factor in options.factors or () if factor not in known]:
+        parser.error(
+            f"there is no row with the factor {unknown[0]:g}; choose from {', '.join(map(str, known))}"
+        )
     rows = []
     with tempfile.TemporaryDirectory(dir=options.spill) as folder:
         for optimizer, factor in contests:
