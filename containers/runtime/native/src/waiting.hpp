@@ -99,15 +99,15 @@ bool wait_on(Flag& flag, bool crowded, Deadline deadline, Ready&& ready, Turn&& 
         if (deadline.passed()) return ready();
         int64_t slice = sleep_slice_ns;
         if (deadline.at != std::numeric_limits<int64_t>::max()) {
-            int64_t left = deadline.at - now_ns();
-            if (left < slice) slice = left > 0 ? left : 0;
+            int64_t remaining = deadline.at - now_ns();
+            if (remaining < slice) slice = remaining > 0 ? remaining : 0;
         }
         flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
         uint32_t seen = flag.value.load(std::memory_order_seq_cst);
-        const bool over = ready();  // which may take something: once it is true it is not asked again
-        if (!over) futex_wait(flag.value, seen, slice);
+        const bool is_ready = ready();  // which may take something: once it is true it is not asked again
+        if (!is_ready) futex_wait(flag.value, seen, slice);
         flag.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-        if (over || ready()) return true;
+        if (is_ready || ready()) return true;
         check();
     }
 }
