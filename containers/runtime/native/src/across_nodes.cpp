@@ -76,19 +76,19 @@ public:
             kernels().decode(wire_, received, floats(block, piece), length(block, piece), true);
             return;
         }
-        char* own = at(block, piece);
-        const void* sources[2] = {before ? received : own, before ? own : received};
-        void* destination = own;
+        char* own_data = at(block, piece);
+        const void* sources[2] = {before ? received : own_data, before ? own_data : received};
+        void* destination = own_data;
         reduce(call_.type, call_.reduction, sources, 2, &destination, 1, length(block, piece));
     }
 
     // The piece of this member, which was prepared, and that of the only other one, which has come: the result,
     // times `scale`.
     void unite(uint64_t block, uint64_t piece, const char* received, bool before, double scale) const {
-        const char* own = at(block, piece);
+        const char* own_data = at(block, piece);
         const uint64_t count = length(block, piece);
         if (wire_ == Wire::same) {
-            const void* sources[2] = {before ? received : own, before ? own : received};
+            const void* sources[2] = {before ? received : own_data, before ? own_data : received};
             void* destination = at(block, piece);
             reduce(call_.type, call_.reduction, sources, 2, &destination, 1, count, scale);
             return;
@@ -96,7 +96,7 @@ public:
         for (uint64_t done = 0; done < count; done += in_cache) {  // so that the second step finds what the first left
             const uint64_t step = std::min(in_cache, count - done), offset = wire_size(wire_, element_, done);
             float* out = floats(block, piece) + done;
-            kernels().decode(wire_, own + offset, out, step, false);
+            kernels().decode(wire_, own_data + offset, out, step, false);
             kernels().decode(wire_, received + offset, out, step, true);
             if (scale == 1.0) continue;
             const void* source = out;
@@ -141,8 +141,8 @@ void Group::across_nodes(const std::vector<int>& column, int position, char* dat
     const bool compressed = call.wire != Wire::same && count * size_of(call.type) > compressed_from;
     std::optional<Links::Engaged> engaged;
     if (count * size_of(call.type) > piece_bytes) engaged.emplace(context_->links(), key_, sequence_, check_of(call));
-    // Who has nothing else to do drives the links between two looks, too: the thread in the background would only take
-    // the core from it.
+    // A caller who has nothing else to do drives the links between two polls, too: the thread in the background would
+    // only take the core from it.
     std::optional<Links::Foreground> driving;
     if (engaged && patient_) driving.emplace(context_->links());
     if (column.size() == 2)

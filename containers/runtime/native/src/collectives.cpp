@@ -119,7 +119,7 @@ void Group::reduce_scatter(const Call& call) {
     const char* input = static_cast<const char*>(call.input);
     char* output = static_cast<char*>(call.output);
     if (!one_node() && !uniform()) {
-        // Nodes that differ: reduce everything, keep what is ours.
+        // Nodes that differ: reduce everything, keep the own block.
         std::vector<char> reduced(input, input + block * uint64_t(size()));
         Call full_call = call;
         full_call.kind = Kind::allreduce;

@@ -222,7 +222,7 @@ bool Context::kill(int rank, Deadline deadline) {
         if (syscall(SYS_pidfd_send_signal, pidfds_[size_t(rank)], SIGKILL, nullptr, 0) != 0 && errno != ESRCH)
             throw Failure(Trouble::resource, "Rank " + std::to_string(rank) + " cannot be ended: " + error_text(errno) + ".",
                           "See whether this rank has left the run.");
-        Flag tick;  // nobody wakes us: the end of a process is looked for now and then
+        Flag tick;  // no peer wakes this thread: it polls for the end of the process
         return wait_on(tick, true, deadline, has_ended, [] {}, [] {});
     }
     Frame frame;

@@ -61,7 +61,7 @@ Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline 
     }
 }
 
-// Who of the members is on which node.
+// Finds which members are on which node.
 void Group::find_nodes() {
     std::map<int, std::vector<int>> by_node;
     for (int i = 0; i < size(); ++i) by_node[context_->node_of(ranks_[size_t(i)])].push_back(i);
@@ -98,7 +98,7 @@ void Group::map_areas(Deadline deadline) {
         int rank = ranks_[size_t(local_members_[l])];
         auto& groups = context_->control(rank).groups;
         int slot = -1;
-        Flag tick;  // nobody wakes us: the peer may be a second late, and this happens once per group
+        Flag tick;  // no peer wakes this thread: the peer may be a second late, and this happens once per group
         wait_on(
             tick, true, deadline,
             [&] {

@@ -167,7 +167,7 @@ private:
     void alltoall_within_node(const Call& call, const std::vector<uint64_t>& from, const std::vector<uint64_t>& to);
 
     // In across_nodes.cpp: over the links, for allreduce.
-    // Two nodes scale the result on the way; where there are more of them `scale` is not looked at.
+    // Two nodes scale the result on the way; where there are more of them `scale` is ignored.
     void across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
                       double scale);
     Algorithm choose(size_t nodes, uint64_t count, const Call& call, bool compressed) const;

@@ -46,16 +46,17 @@ void Group::arrive(const Call& call, const void* inlined, uint64_t inlined_size)
 }
 
 void Group::compare(const Call&) {
-    const Descriptor& own = area(local_rank_).descriptors[sequence_ & 1];
+    const Descriptor& own_call = area(local_rank_).descriptors[sequence_ & 1];
     for (int l = 0; l < local_size(); ++l) {
-        const Descriptor& peer = area(l).descriptors[sequence_ & 1];
-        if (own.kind == peer.kind && own.type == peer.type && own.reduction == peer.reduction &&
-            own.root == peer.root && own.count == peer.count && own.wire == peer.wire &&
-            std::memcmp(own.label, peer.label, sizeof own.label) == 0)
+        const Descriptor& peer_call = area(l).descriptors[sequence_ & 1];
+        if (own_call.kind == peer_call.kind && own_call.type == peer_call.type &&
+            own_call.reduction == peer_call.reduction && own_call.root == peer_call.root &&
+            own_call.count == peer_call.count && own_call.wire == peer_call.wire &&
+            std::memcmp(own_call.label, peer_call.label, sizeof own_call.label) == 0)
             continue;
         int peer_rank = ranks_[size_t(local_members_[size_t(l)])], own_rank = context_->rank();
-        const std::string reason = "Rank " + std::to_string(own_rank) + " called " + describe(own) + ", but rank " +
-                                   std::to_string(peer_rank) + " called " + describe(peer) + ".";
+        const std::string reason = "Rank " + std::to_string(own_rank) + " called " + describe(own_call) + ", but rank " +
+                                   std::to_string(peer_rank) + " called " + describe(peer_call) + ".";
         // On one node all members notice at the same point and may go on; else others wait in vain.
         if (!one_node()) fail_mismatch(peer_rank, reason, same_calls);
         throw Failure(Trouble::mismatch, reason, same_calls);

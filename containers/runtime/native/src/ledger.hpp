@@ -51,7 +51,7 @@ public:
 
     // Requests to peers.
     uint64_t add_request(Request* request);  // the key of the request
-    // Whose bytes follow a reply to a read or an echo, to be completed after them; nullptr: nobody's.
+    // The request whose bytes follow a reply to a read or an echo, to be completed after them; nullptr: none.
     Request* take_reply(int peer, const Frame& reply);
     void replied(int peer, const Frame& reply);  // any other reply
 

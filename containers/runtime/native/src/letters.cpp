@@ -75,7 +75,7 @@ void Group::describe_letter(recorder::Record& record, int member, uint64_t size,
 }
 
 Letter::~Letter() {
-    // Who only asks whether it is over has it, too.
+    // A caller that only queried `done` has received it, too.
     if (!recorded_ && request_.state.load() == State::done) {
         try {
             record_received();

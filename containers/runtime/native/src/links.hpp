@@ -113,9 +113,9 @@ public:
     virtual void stop() = 0;
     virtual bool empty() const = 0;  // no peer was added
 
-    // What is sent to one peer and asked of it takes effect there in that order, which messages of collectives need not
+    // What is sent to one peer and requested of it takes effect there in that order, which messages of collectives need not
     // keep to. The `request` of a send is done once its payload may be changed. With a peer all that is sent to it,
-    // asked of it and awaited from it is lost, and the host is notified.
+    // requested of it and awaited from it is lost, and the host is notified.
     virtual void send(int peer, const Frame& frame, const void* data, Request* request) = 0;
     virtual void send_owned(int peer, const Frame& frame, std::vector<char> data) = 0;
     // Sends a request whose reply completes `request`: with `request->size` bytes at `request->into` for a read,
@@ -130,11 +130,11 @@ public:
                                  uint64_t size, Request* request) = 0;
     // Forgets requests: their buffers are not touched after this returns.
     virtual void cancel(Request* requests, size_t count) = 0;
-    // Forgets messages of this key that nobody expected. Receives of a key end as aborted when a peer aborts its group.
+    // Forgets unexpected messages of this key. Receives of a key end as aborted when a peer aborts its group.
     virtual void forget(uint64_t key) = 0;
     // A peer whose message of this collective is of another call, which this rank may never expect; -1: there is none.
     virtual int find_mismatch(uint64_t key, uint32_t sequence, uint32_t check) = 0;
-    // Whether a message that nobody expected is there.
+    // Whether an unexpected message is there, as MPI_Iprobe finds one.
     virtual bool probe(int peer, uint64_t key, uint32_t sequence, uint32_t tag) = 0;
 
     // While this lives a collective will soon expect all messages of its key: what comes before its receive may wait on
@@ -149,14 +149,14 @@ public:
         const uint64_t key;
     };
 
-    // Moves what can be moved. Called by waiting threads; a background thread does it when nobody waits.
+    // Makes progress. Waiting threads call it; a background thread does it when none of them waits.
     // `own_foregrounds`: 1 where the caller holds a `Foreground`.
     virtual void poll(int timeout_ms, int own_foregrounds = 0) = 0;
     // Looks at what a request waits for alone where nothing else is to be done, if that takes less time.
     virtual void poll_for(const Request&) { poll(0, 1); }
     // Drives the links until `ready()`. False: the deadline passed. `check` throws to end the wait.
-    // `awaited`: what `ready` looks at, where that is one request. `patient`: a caller who has nothing else to do looks
-    // for longer before sleeping, and lets others have the core between looks.
+    // `awaited`: what `ready` looks at, where that is one request. `patient`: a caller who has nothing else to do polls
+    // for longer before sleeping, and yields the core between polls.
     template <class Ready, class Check>
     bool drive(bool crowded, Deadline deadline, Ready&& ready, Check&& check, const Request* awaited = nullptr,
                bool patient = false) {

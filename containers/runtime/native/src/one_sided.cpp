@@ -187,7 +187,7 @@ bool Context::wait(int queue, Deadline deadline) {
 }
 
 template <class Ready> bool Context::wait_for(Flag& flag, Deadline deadline, Ready&& ready) {
-    // What another node sends is taken off its sockets while we spin; later by the background thread.
+    // What another node sends is taken off its sockets while this thread spins; later by the background thread.
     const bool linked = !links_->empty();
     return wait_on(
         flag, crowded_, deadline, ready, [&] { if (linked) links_->poll(0); }, [&] { detect_failures(); });

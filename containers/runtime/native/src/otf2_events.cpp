@@ -126,7 +126,7 @@ public:
         event(leave_(writer_, nullptr, time(at), region(r)));
     }
 
-    // What nobody has waited for is taken to be over at the end.
+    // Operations without a wait count as complete at the end.
     void finish(int64_t at) {
         for (auto& o : opened_) event(complete_later_(writer_, nullptr, time(at), o.window, o.id));
     }

@@ -112,7 +112,7 @@ int write_all(int file, const char* data, size_t size) {
     return 0;
 }
 
-// Who reads a block that was written in part takes what is whole of it. Nothing follows it.
+// Readers take the complete records of a block that was written in part. Nothing follows it.
 bool append(State& s, const std::string& data) {
     if (data.empty()) return true;
     if (s.error.load()) return false;

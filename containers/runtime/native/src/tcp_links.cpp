@@ -1,4 +1,4 @@
-// Links over TCP: their sockets, who looks at these and when, and what a caller may ask about messages.
+// Links over TCP: their sockets, who polls these and when, and what a caller may query about messages.
 #include "tcp_links.hpp"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ TcpLinks::TcpLinks(Host& host, int size, bool one_node)
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     kick_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     epoll_event event{};
-    event.events = EPOLLIN | EPOLLET;  // every write to it wakes a sleeper, and nobody needs to read it
+    event.events = EPOLLIN | EPOLLET;  // every write to it wakes a sleeper, and no thread needs to read it
     event.data.ptr = nullptr;
     epoll_ctl(epoll_, EPOLL_CTL_ADD, kick_, &event);
 }
@@ -56,8 +56,8 @@ void TcpLinks::add_peer(int peer, const std::vector<int>& sockets) {
         // they get lost.
         int on = 1;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        // Older kernels ask an end that has no room less and less often: one that then vanishes is noticed later there if
-        // stream 0 is the one without room.
+        // Older kernels probe an end without a receive window less and less often: there one that then vanishes is
+        // noticed later if stream 0 is the one without a window.
         set_rto_max(fd, longest_rto_ms);
         link->uncopied = setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
         epoll_event event{};
@@ -90,7 +90,7 @@ void TcpLinks::run() {
     int64_t nap_ns = shortest_nap_ns;
     while (!stopping_) {
         if (driven()) {
-            // The longer others wait, the longer they are likely to: each look takes the core from a rank that computes.
+            // The longer others wait, the longer they are likely to: each poll takes the core from a rank that computes.
             timespec nap{0, nap_ns};
             nanosleep(&nap, nullptr);
             nap_ns = std::min(2 * nap_ns, longest_nap_ns);

@@ -27,8 +27,7 @@ public:
     // A stream copies again once the kernel says that it copies such payloads all the same, as it does on virtual
     // devices. Tests, which have no others, let it go on.
     static inline std::atomic<bool> insist_on_uncopied{false};
-    // Between two questions whether an end that has no room has some by now. Tests do as older kernels, which ask less
-    // and less often.
+    // Between two probes of an end without a receive window. Tests do as older kernels, which probe less and less often.
     static inline std::atomic<int> longest_rto_ms{1000};
 
     // `one_node`: the host itself learns when a peer's process ends, and no network lies between.
@@ -85,7 +84,7 @@ private:
         Into into = Into::discarded;
         char* destination = nullptr;
         uint64_t remaining = 0;  // of the payload
-        uint64_t low_watermark = 1;  // bytes without which nobody who sleeps is woken
+        uint64_t low_watermark = 1;  // bytes without which no sleeper is woken
         uint64_t capacity = 0;  // at `destination`; less than `remaining` while memory is only taken as the payload comes
         Request* request = nullptr;
         std::shared_ptr<void> keep_alive;
@@ -115,7 +114,7 @@ private:
 #endif
     // A peer that says nothing is sent heartbeats, which its kernel answers even if its process cannot. It is lost when
     // its kernel has been silent for so long, which is noticed within a second. A packet that is lost is no silence:
-    // after less time it is asked on all streams, and each of them sends again what is not answered.
+    // after less time it is probed on all streams, and each of them sends again what is not answered.
     static constexpr int64_t longest_silence_ns = 700'000'000, suspect_silence_ns = 150'000'000;
     static constexpr int64_t silence_check_interval_ns = 50'000'000;
     static constexpr int64_t heartbeat_interval_ns = 100'000'000;
@@ -125,9 +124,9 @@ private:
     static constexpr int64_t shortest_nap_ns = 500'000, longest_nap_ns = 2'000'000;  // while others drive the sockets
     // Bytes of messages that are kept until they are expected: always, and if their group is not busy.
     static constexpr uint64_t buffered = 16 * 1024, small = 256 * 1024;
-    static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
+    static constexpr uint64_t first_piece = 1 << 20;  // of memory for an unexpected message
 
-    // In tcp_links.cpp: sockets, and who looks at them.
+    // In tcp_links.cpp: sockets, and who polls them.
     void engage(uint64_t key, uint32_t sequence, uint32_t check) override;
     void disengage(uint64_t key) override;
     void run();
@@ -183,7 +182,7 @@ private:
     std::atomic<int> paused_{0};
     std::atomic<int> write_blocked_{0};  // links that wait for room to send
     std::atomic<int> ended_{0};    // links that ended before others of their peer
-    std::atomic<int> awaiting_{0};  // links whose peer's kernel has not answered all yet, as far as was looked
+    std::atomic<int> awaiting_{0};  // links whose peer's kernel had not answered all at the last check
     int64_t last_silence_check_ = 0;
     size_t heartbeat_turn_ = 0;  // the peer whose turn it is to be sent a heartbeat
     std::atomic<int64_t> next_heartbeat_{0};

@@ -62,8 +62,9 @@ void TcpLinks::update_silence(Peer& peer, int64_t passed_ns) {
     }
     // This process, or the machine, may have been kept from looking, and its kernel from taking answers: what passed since
     // the last look counts, but not more of it than usually passes.
-    const int64_t counted_ns = std::min(passed_ns, 2 * silence_check_interval_ns);
-    peer.silent_ns = !owed ? 0 : active || !peer.silent_ns ? 1 : peer.silent_ns + counted_ns;
+    peer.silent_ns = !owed                       ? 0
+                     : active || !peer.silent_ns ? 1
+                     : peer.silent_ns + std::min(passed_ns, 2 * silence_check_interval_ns);
     if (peer.silent_ns > longest_silence_ns) return drop(*peer.streams[0], "has not answered for 0.7 s");
     if (peer.silent_ns > suspect_silence_ns)
         for (Link* link : peer.streams) heartbeat(*link);
@@ -74,7 +75,7 @@ void TcpLinks::forget_out(Link& link) {
     link.out.clear();
 }
 
-// What has come counts from now on, however long nobody looked.
+// What has come counts from now on, however long no thread polled.
 void TcpLinks::note_activity(Peer& peer) {
     peer.active_since_heartbeat = peer.active_since_check = true;
     if (!ended_) return;

@@ -14,8 +14,8 @@
 namespace carme {
 
 constexpr uint64_t zero_block = 256;            // bytes
-constexpr uint64_t zeros_from = 16 << 10;       // bytes of payloads that are looked at
-constexpr uint64_t zeros_sampled = 16;          // blocks that are looked at first: without one that is zero it ends there
+constexpr uint64_t zeros_from = 16 << 10;       // bytes; shorter payloads are not examined
+constexpr uint64_t zeros_sampled = 16;          // blocks that are examined first; without a zero among them no more are
 
 inline bool is_zero(const char* block) {
     uint64_t words[zero_block / 8], combined = 0;
@@ -61,8 +61,8 @@ inline WithoutZeros without_zeros(const char* data, uint64_t size) {
     return result;
 }
 
-// Makes the `size` bytes at `data` what they were; the first `received` of them are what travelled. False: nobody sends
-// such.
+// Makes the `size` bytes at `data` what they were; the first `received` of them are what travelled. False: no rank
+// sends such.
 inline bool with_zeros(char* data, uint64_t received, uint64_t size) {
     const uint64_t blocks = size / zero_block, remainder = size % zero_block, bits = (blocks + 7) / 8;
     if (received < remainder + bits) return false;

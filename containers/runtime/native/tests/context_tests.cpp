@@ -79,7 +79,7 @@ void letters() {
 }
 
 // From any sender, the first first; what one of them sent before its end is there.
-void letters_of_anybody(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
+void letters_from_any_sender(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
     as_ranks(nodes, [&](std::shared_ptr<Context> context) {
         Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
         const int index = group.index();
@@ -188,7 +188,7 @@ void early_letters() {
     });
 }
 
-// What a peer that went mad could send: nothing may crash, and nothing outside segments may be written.
+// What a malicious peer could send: nothing may crash, and nothing outside segments may be written.
 void garbage() {
     std::mt19937 random(7);
     for (int round = 0; round < 200; ++round) {
@@ -247,8 +247,8 @@ void context_tests() {
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) one_sided(nodes);
     alternative_links();
     letters();
-    for (auto& nodes : std::vector<std::vector<int>>{{0, 0, 1}, {0, 1, 2}}) letters_of_anybody(nodes);
-    letters_of_anybody({0, 1, 2}, QueuedLinks::among(3));
+    for (auto& nodes : std::vector<std::vector<int>>{{0, 0, 1}, {0, 1, 2}}) letters_from_any_sender(nodes);
+    letters_from_any_sender({0, 1, 2}, QueuedLinks::among(3));
     noted_culprits();
     first_culprit();
     early_letters();
