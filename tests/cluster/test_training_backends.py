@@ -156,7 +156,7 @@ PLAIN = f"""#!/bin/bash
 set -eu
 export PATH=/usr/bin:/bin
 if env | grep ^CARME; then exit 9; fi
-inside="apptainer --quiet exec /srv/carme/images/torch.sif python"
+inside="apptainer --quiet exec --sharens /srv/carme/images/torch.sif python"
 $inside -c "import carme_runtime, shutil; shutil.copytree(carme_runtime.__path__[0], 'env/carme_runtime')"
 export PYTHONPATH=$PWD/env
 run="python3 -m carme_runtime.launcher.command"

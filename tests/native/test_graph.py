@@ -1,8 +1,13 @@
 """Models of PyTorch as graphs with measured costs."""
 
+import itertools
+import weakref
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import load, save
@@ -47,16 +52,91 @@ def test_equal_layers_cost_the_same_however_busy_the_machine_is():
     assert first not in others[4:], "what does something else has times of its own"
 
 
-def test_adding_gradients_to_earlier_ones_costs_as_much_as_there_are(monkeypatch):
-    """Those of parameters that are trained alone, also beyond the memory that is there for it."""
+def test_adding_gradients_to_earlier_ones_costs_as_much_as_there_are():
+    """Those of parameters that are trained alone."""
     large, frozen = nn.Linear(1024, 1024), nn.Linear(1024, 64).requires_grad_(False)
     model = nn.Sequential(large, nn.ReLU(), frozen, nn.Linear(64, 64))
     linear, relu, fixed, small = trace(model, torch.randn(8, 1024), seconds=0.5).operators
     assert linear.accumulating_ms > small.accumulating_ms > 0
     assert relu.accumulating_ms == fixed.accumulating_ms == 0
-    monkeypatch.setattr(measuring, "_MOST_ACCUMULATED", 1 << 20)
-    in_parts = trace(model, torch.randn(8, 1024), seconds=0.5).operators[0]
-    assert in_parts.accumulating_ms > small.accumulating_ms
+
+
+def test_a_gradient_beyond_the_memory_for_earlier_ones_costs_as_much_as_its_parts(monkeypatch):
+    """Each addition takes 1 ms here, and adds a KiB at most."""
+    clock = itertools.count()
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: next(clock) / 1000))
+    monkeypatch.setattr(measuring, "_MOST_ACCUMULATED", 1 << 10)
+    gradients = measuring._Gradients([nn.Parameter(torch.ones(1024)), nn.Parameter(torch.ones(2, 64))])
+    took = [gradients.adding_ms(torch.ones(shape)) for shape in ((2, 64), (1024,), (32, 32))]
+    assert took == pytest.approx([1.0, 4.0, 4.0])
+
+
+class Operations(TorchDispatchMode):
+    """Notes operations, and the strides of the tensors that they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, list[tuple[int, ...]]]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append((str(function), [each.stride() for each in args if isinstance(each, torch.Tensor)]))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("most", [1 << 20, 1 << 10])
+def test_a_gradient_is_added_as_it_lies_in_memory(monkeypatch, most):
+    monkeypatch.setattr(measuring, "_MOST_ACCUMULATED", most)
+    gradients = measuring._Gradients([nn.Parameter(torch.ones(64, 32, 3, 3))])
+    gradient = torch.ones(64, 32, 3, 3).to(memory_format=torch.channels_last)
+    with Operations() as operations:
+        assert gradients.adding_ms(gradient) > 0
+    ((earlier, added),) = (strides for name, strides in operations.seen if name == "aten.add_.Tensor")
+    assert added == gradient.stride()
+    assert earlier[1] < earlier[3] < earlier[2], "channels are last in both"
+    assert not [name for name, _ in operations.seen if "clone" in name or "copy" in name]
+
+
+def test_weights_of_whole_layers_are_not_copied_before_they_are_timed():
+    """They would be in the processor's caches. States are copied: they stay as they are."""
+    addresses: set[int] = set()
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.calls: torch.Tensor
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_exporting():
+                addresses.add(self.layer.weight.data_ptr())
+                self.calls += 1
+            return self.layer(x)
+
+    model = nn.Sequential(Layer(), nn.ReLU())
+    trace(model, torch.randn(8, 8), whole_layers=["0"], seconds=0.1)
+    assert addresses == {model[0].layer.weight.data_ptr()} and not model[0].calls
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_results_that_were_timed_are_gone_when_the_next_operator_runs():
+    results: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if torch.compiler.is_exporting():
+                return self.layer(x)
+            alive.extend(each() is not None for each in results)
+            results[:] = [weakref.ref(result := self.layer(x))]
+            return result
+
+    trace(nn.Sequential(Layer(), Layer()), torch.randn(8, 8), whole_layers=["0", "1"], seconds=0.1)
+    assert alive and not any(alive)
 
 
 def test_passes_over_the_whole_model_are_repeated():
@@ -74,7 +154,7 @@ def test_passes_over_the_whole_model_are_repeated():
             return self.layer(x)
 
     model = nn.Sequential(Layer(0), Layer(1))
-    trace(model, torch.randn(8, 8), whole_layers=["0", "1"], seconds=10.0)
+    trace(model, torch.randn(8, 8), whole_layers=["0", "1"], seconds=1000.0)
     assert order[-8:] == [0, 1] * 4
 
 

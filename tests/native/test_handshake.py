@@ -16,7 +16,7 @@ from patience import HANG
 
 KEY = b"k" * 32
 RANK, STREAM = 3, 1
-FROM_CONNECTING = len(handshake.MAGIC) + 32 + handshake.ABOUT.size + 32
+FROM_CONNECTING = len(handshake.MAGIC) + 32 + handshake.IDENTITY.size + 32
 FROM_ACCEPTING = 32 + 32 + 1
 REFUSED_CONNECTING = (WrongKey, PeerLost)
 REFUSED_ACCEPTING = (WrongKey, handshake.NotAPeer, OSError)

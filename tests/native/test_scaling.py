@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from carme_runtime import fusion, scaling
 from carme_runtime.scaling import Machine, measuring
 from carme_runtime.scaling.measuring import filled_part, measured
 from carme_runtime.scaling.replay import Call, Repeated, Result
-from carme_runtime.scaling.sampling import LOADING, Step
+from carme_runtime.scaling.sampling import LOADING, Step, factor
 from carme_runtime.scaling.watching import Watch, _fixed_ms
 from carme_runtime.torch import parallel
 from carme_runtime.torch.options import Options
@@ -339,6 +340,20 @@ def test_what_a_step_takes_besides_its_passes_has_no_noise_of_passes() -> None:
     unseen = [Step(3 * each + 0.01, 0.0, each, 0.0, 8) for each in lengths]
     alone = [watched[0], [0.0] * 5]
     assert _fixed_ms(unseen, alone, [[900.0], [2390.0]]) == pytest.approx(2400 + 10 - 2390)
+
+
+@pytest.mark.parametrize("longer", [0.98, 0.6, 1.02, 1.5])
+def test_a_predicted_step_of_one_rank_is_the_watched_one_but_for_noise(longer: float) -> None:
+    """What is taken for noise is no fixed work, which would limit many ranks."""
+    noise = [0.95, 1.0, 1.05, 0.9, 1.1]
+    steps = [Step(0.31 * each + 0.01, 0.0, 0.1 * each, 0.21 * each, 8) for each in noise]
+    watched = [[100.0 * each for each in noise], [210.0 * each for each in noise]]
+    again = [[part / longer for part in watched[0]], [part / longer for part in watched[1]]]
+    fixed = _fixed_ms(steps, watched, again)
+    assert fixed == pytest.approx(10)
+    predicted = sum(factor(*pair) * statistics.median(pair[1]) for pair in zip(watched, again, strict=True))
+    assert predicted + fixed == pytest.approx(320, rel=0.02)
+    assert (predicted + fixed < 320) is (longer > 1), "both directions"
 
 
 def test_batches_that_are_compiled_for_long_are_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,18 +71,32 @@ def test_a_function_or_class_says_what_it_does_or_is(
     assert [place.rpartition(". Write")[0] for place in found] == [f"a.py:4: {name.split()[-1]!r}"]
 
 
-@pytest.mark.parametrize("line", ["one = 1", "def f(made): ...", "self._ways = 1", "for _thing in x: ..."])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "one = 1",
+        "def f(made): ...",
+        "self._ways = 1",
+        "for _thing in x: ...",
+        "import os as it",
+        "from os import path as way",
+        "try: ...\nexcept OSError as whose: ...",
+        "match x:\n    case 1 as mine: ...",
+        "match x:\n    case [*theirs]: ...",
+        "match x:\n    case {**others}: ...",
+    ],
+)
 def test_in_cleared_folders_a_variable_says_what_it_holds(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in ("carme/a.py", "elsewhere/a.py"):
         (tmp_path / file).parent.mkdir()
-        (tmp_path / file).write_text(f"{line}\nnode, others_of = 1, 2\n")
+        (tmp_path / file).write_text(f"{lines}\nnode, others_of = 1, 2\n")
     for words in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     monkeypatch.setattr(check_names, "ROOT", tmp_path)
     (found,) = check_names.found_variables()
-    assert found.startswith("carme/a.py:1: ")
+    assert found.startswith(f"carme/a.py:{len(lines.splitlines())}: ")
 
 
 def test_in_cleared_folders_a_variable_of_cpp_says_what_it_holds(
@@ -102,7 +116,7 @@ def test_of_a_folder_that_has_some_of_the_words_the_rest_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tests/native").mkdir(parents=True)
-    (tmp_path / "tests/native/a.py").write_text("ways = 1\nmade = 2\n")
+    (tmp_path / "tests/native/a.py").write_text("ours = 1\nmade = 2\n")
     for words in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     monkeypatch.setattr(check_names, "ROOT", tmp_path)
@@ -140,6 +154,11 @@ def test_what_may_stay_is_there() -> None:
                 names |= {file.stem, *(each for each, _ in check_names.definitions(tree))}
                 names |= {each for each, _ in check_names.names_in_texts(tree)}
             assert name in names, (name, end)
+    for place, words in check_names.STILL.items():
+        in_place = [file for file in listed.stdout.splitlines() if f"{file}/".startswith(f"{place}/")]
+        trees = [ast.parse((check_names.ROOT / file).read_text()) for file in in_place]
+        defined = {name.strip("_").lower() for tree in trees for name, _ in check_names.definitions(tree)}
+        assert not {*words} - defined, place
 
 
 def test_in_the_runtime_no_pronoun_stands_for_a_thing(

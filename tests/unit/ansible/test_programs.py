@@ -571,27 +571,6 @@ def test_what_a_partition_has_is_read_from_slurm(tmp_path: Path, monkeypatch: py
         check_host.partition_nodes("cpu")
 
 
-def test_nodes_that_an_administrator_has_set_aside_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_host = load("validation", "check_host")
-    (tmp_path / "sinfo").write_text(f"#!/bin/sh\ncat {tmp_path}/out\n")
-    (tmp_path / "sinfo").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    (tmp_path / "out").write_text("n1|idle|none\nn1|idle|none\nn2|mixed-|none\nn3|drained|fan | broken\n")
-    assert check_host.nodes(["n1", "n2"]) == "2 nodes at work"
-    assert check_host.nodes(["n1", "n2", "n3"]) == "2 nodes at work; n3 is drained (fan | broken)"
-    with pytest.raises(check_host.Wrong, match=r"^n3 is drained \(fan \| broken\)\.$"):
-        check_host.nodes(["n3"])
-    with pytest.raises(check_host.Wrong, match=r"^n4 is unknown; n3 is drained"):
-        check_host.nodes(["n1", "n3", "n4"])
-    for state in ("drained*", "down", "idle*", "fail"):
-        (tmp_path / "out").write_text(f"n1|{state}|Not responding\nn2|idle|none\n")
-        with pytest.raises(check_host.Wrong) as caught:
-            check_host.nodes(["n1", "n2"])
-        assert str(caught.value) == f"n1 is {state}."
-
-
 def test_the_head_asks_slurm_for_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_host, seen = load("validation", "check_host"), []
     nodes = [{"name": f"gpu-{number}", "gpus": number, "usable": True} for number in range(2)]

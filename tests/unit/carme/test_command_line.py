@@ -41,6 +41,7 @@ OF_ONE_COMMAND = {
         "--output": "carme_runtime/options launcher/arguments onnx/command",
         "--spill": "launcher/arguments petri/command",
         "--svg": "carme_runtime/options onnx/command",
+        "--unencrypted": "fabric/command launcher/arguments",
         "--version": "fabric/command launcher/arguments",
         "--workers": "onnx/command petri/command",
     },

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from carme.jobs import Cluster, Job, JobState, Node, Reservation, forecast
@@ -139,6 +139,7 @@ def counted(jobs: list[Job], reservations: list[Reservation]) -> list[int]:
     return found
 
 
+@example([], [reservation(0.25, 0.25)])
 @given(st.lists(JOBS, max_size=6), st.lists(RESERVATIONS, max_size=3))
 def test_the_forecast_matches_a_count_of_each_half_hour(
     jobs: list[Job], reservations: list[Reservation]

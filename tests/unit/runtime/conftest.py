@@ -44,9 +44,15 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 class Process:
-    """A child whose error output can be waited for."""
+    """A child whose error output can be waited for.
 
-    def __init__(self, command: list[str], environment: dict[str, str], cwd: Path) -> None:
+    Args:
+        own_group: Whether it leads a group of processes, as what a shell starts in a terminal does.
+    """
+
+    def __init__(
+        self, command: list[str], environment: dict[str, str], cwd: Path, own_group: bool = False
+    ) -> None:
         self.popen = subprocess.Popen(
             command,
             env=environment,
@@ -55,6 +61,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=own_group,
         )
         self._news = threading.Condition()
         self._errors = ""

@@ -4,8 +4,6 @@ import contextlib
 import ctypes
 import math
 import mmap
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +20,6 @@ from carme_runtime.out_of_core.steps import Steps
 from carme_runtime.out_of_core.store import Store
 from carme_runtime.out_of_core.trace import Operation, Trace
 from patience import HANG
-
-from .conftest import clean_environment
 
 SIZE = 1 << 20  # bytes of a block
 
@@ -566,26 +562,6 @@ def test_threads_are_left_alone_where_nothing_is_to_be_moved(
         program.run(blocks)
     monkeypatch.undo()
     assert not woken
-
-
-def test_pages_of_libraries_go_and_come_back() -> None:
-    text = (
-        "import ssl, sqlite3, hashlib\n"  # large libraries
-        "from carme_runtime.out_of_core import pages\n"
-        "before = pages.of_files()\n"
-        "pages.drop_library_pages()\n"
-        "print(before, pages.of_files())\n"
-        "assert hashlib.sha256(b'').hexdigest().startswith('e3b0')\n"
-        "assert ssl.create_default_context()\n"
-        "assert sqlite3.connect(':memory:').execute('select 1').fetchone() == (1,)\n"
-    )
-    command = [sys.executable, "-c", text]
-    done = subprocess.run(
-        command, env=clean_environment(), capture_output=True, text=True, timeout=HANG, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    before, after = map(int, done.stdout.split())
-    assert after < 0.75 * before
 
 
 def test_the_garbage_collector_may_unpin_a_block_at_any_moment(tmp_path: Path) -> None:

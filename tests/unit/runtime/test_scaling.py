@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +29,8 @@ from carme_runtime.scaling.network import allreduce_ms, best, parse_network
 from carme_runtime.scaling.prediction import binding
 from carme_runtime.scaling.shown import Advice
 from carme_runtime.scaling.simulation import Change, buckets, simulate, straggling
+
+from .conftest import clean_environment
 
 MIB = 1 << 20
 # Of Keuper and Pfreundt's Table I: AlexNet with a batch of 256, seconds of an iteration. Parameters and
@@ -420,11 +424,16 @@ def test_results_are_files(tmp_path: Path) -> None:
 
 
 def test_results_say_which_runtimes_can_read_them() -> None:
-    """Version 2, whose gradients have three fields, unless zeros were found: it does not know them."""
+    """Version 2, whose gradients have three fields, unless zeros were found: it does not know them.
+
+    Nor does it know fields that operators of graphs have got since.
+    """
     plain, full, zeros = (json.loads(to_json(profile)) for profile in (small(), sparse(1.0), sparse(0.25)))
     assert plain == full and plain["version"] == 2 and zeros["version"] == 3
     assert all(set(each) == {"name", "bytes", "ready"} for each in plain["gradients"])
     assert all(each["filled"] == [0.25, 0.25] for each in zeros["gradients"])
+    (layer,) = json.loads(to_json(layered()))["layers"]
+    assert set(layer) == {"name", "kind", "module", "inputs", "outputs", "timings"}
 
 
 def test_a_result_holds_what_is_predicted_for_nodes_and_gpus(tmp_path: Path) -> None:
@@ -475,6 +484,14 @@ def test_a_probe_on_a_noisy_machine_says_so(tmp_path: Path, capsys: pytest.Captu
             f"The probe's steps differ by {100 * spread:.0f} % (standard deviation), so take all of this as"
         )
         assert (sentence in capsys.readouterr().out) is is_noisy
+
+
+def test_names_of_the_package_are_there_without_pytorch() -> None:
+    without = "import sys; sys.modules['torch'] = None; "
+    text = without + "from carme_runtime.scaling import *; print(callable(advise))"
+    command = [sys.executable, "-c", text]
+    result = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert result.stdout == "True\n", result.stderr
 
 
 def test_notebooks_get_the_curve_with_the_table() -> None:

@@ -19,7 +19,7 @@ def test_what_probes_of_all_frameworks_share() -> None:
     # Less work does not take longer, and single delays do not count.
     runs = {4: [(2.0, 5.0)] * 3, 8: [(3.0, 4.0), (3.0, 4.0), (90.0, 90.0)]}
     assert sampling.timings(runs) == (Timing(4, 2.0, 4.0), Timing(8, 3.0, 4.0))
-    assert sampling.spread([1.0, 1.0, 1.0, 9.0]) == 0.0
+    assert sampling.spread([1.0, 1.0, 1.0, 9.0]) == sampling.spread([1.0, 1.0, 9.0]) == 0.0
 
 
 def test_a_third_of_the_steps_that_others_delay_is_seen() -> None:
@@ -40,12 +40,25 @@ def test_steps_of_a_script_change_what_is_measured_again_by_what_is_no_noise() -
     assert sampling.factor([110.0] * 3, exact) == pytest.approx(1.1)
     assert sampling.factor(exact, exact) == sampling.factor([0.0] * 3, exact) == 1.0
     assert sampling.factor([900.0] * 3, exact) == 4.0 and sampling.factor([10.0] * 3, exact) == 0.5
+    assert sampling.factor([110.0, 110.0, 990.0], exact) == pytest.approx(1.1), "one delay hides nothing"
     noisy = [90.0, 95.0, 100.0, 105.0, 110.0]
     a_little, much = [each * 1.02 for each in noisy], [each * 1.5 for each in noisy]
     assert 1.0 < sampling.factor(a_little, noisy) < 1.003
     assert 1.47 < sampling.factor(much, noisy) < 1.5
     fewer = [each / 1.02 for each in noisy]
     assert 0.997 < sampling.factor(fewer, noisy) < 1.0
+
+
+@pytest.mark.parametrize("longer", [0.6, 0.9, 0.98, 1.0, 1.02, 1.1, 1.4])
+def test_what_is_left_out_as_noise_is_at_most_half_of_a_standard_error(longer: float) -> None:
+    """Of the watched passes, in both directions: by so much one rank's predicted step is away from them."""
+    repeated = [90.0, 95.0, 100.0, 105.0, 110.0]
+    watched = [longer * each for each in repeated]
+    error = 1.25 * sampling.spread(repeated) / 5**0.5 * 2**0.5
+    away = abs(100.0 * sampling.factor(watched, repeated) - 100.0 * longer)
+    assert away <= 100.0 * longer * error / 2
+    if abs(longer - 1) > 5 * error:
+        assert away < 0.1 * abs(100.0 * longer - 100.0), "a difference that is no noise counts"
 
 
 def test_when_gradients_are_complete_in_the_backward_pass() -> None:

@@ -2,16 +2,18 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,15 +30,16 @@ Launch = Callable[..., Process]
 Script = Callable[[str], str]
 
 #: Starts its command for each node of --nodelist under that node's name. The variable FAULTS has by node
-#: `absent` (it never starts), `failing` (no such program) or `apart` (it does not see the caller's folder).
+#: `absent` (it never starts), `failing` (no such program), `killed`, or `apart` (it does not see the caller's
+#: folder); by `srun` it has an error that starts nothing.
 SRUN = f"""#!{sys.executable}
 import json, os, signal, subprocess, sys
 words = sys.argv[1:]
 count = next(index for index, word in enumerate(words) if not word.startswith("-"))
 options, command = words[:count], words[count:]
-with open(os.environ["RECORD"], "w") as file:
-    json.dump([options, command, dict(os.environ)], file)
 faults = json.loads(os.environ.get("FAULTS", "{{}}"))
+if "srun" in faults:
+    sys.exit("srun: error: " + faults["srun"])
 hosts = next(word for word in options if word.startswith("--nodelist=")).partition("=")[2].split(",")
 alone = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
 hide = 'mount -t tmpfs none "$HOME/.carme" && exec "$@"'
@@ -47,11 +50,15 @@ for host in hosts:
     fault = faults.get(host)
     before = [*alone, "sh", "-c", hide, "-"] if fault == "apart" else []
     started = {{"absent": ["sleep", "1000"], "failing": ["sh", "-c", "echo no such program >&2; exit 2"]}}
+    started["killed"] = ["sh", "-c", "kill -9 $$"]
     tasks[host] = subprocess.Popen(started.get(fault, [*before, *command]), env=os.environ | own)
 def end(number, frame):
     for task in tasks.values():
         task.kill()
-signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGTERM, end)  # as srun does, which passes on SIGKILL then
+with open(os.environ["RECORD"] + ".new", "w") as file:
+    json.dump([options, command, dict(os.environ)], file)
+os.rename(os.environ["RECORD"] + ".new", os.environ["RECORD"])
 numbers = {{task.pid: (number, host) for number, (host, task) in enumerate(tasks.items())}}
 codes = []
 for _ in tasks:  # in the order in which they end
@@ -59,8 +66,8 @@ for _ in tasks:  # in the order in which they end
     number, host = numbers[process]
     codes.append(os.waitstatus_to_exitcode(status))
     if codes[-1]:
-        text = f"srun: error: {{host}}: task {{number}}: Exited with exit code {{codes[-1]}}"
-        print(text, file=sys.stderr, flush=True)
+        reason = f"Exited with exit code {{codes[-1]}}" if codes[-1] > 0 else signal.strsignal(-codes[-1])
+        print(f"srun: error: {{host}}: task {{number}}: {{reason}}", file=sys.stderr, flush=True)
 sys.exit(max(map(abs, codes)))
 """
 SHOW = "import os; print(*map(os.environ.get, ('WORLD_SIZE', 'SLURMD_NODENAME', 'CUDA_VISIBLE_DEVICES')))"
@@ -92,13 +99,21 @@ class SlurmJob:
 
     def launch(self, *arguments: str, **environment: str) -> Process:
         """Start carme-run."""
-        self._started.append(Process([*RUN, *arguments], self.environment(**environment), self.folder))
+        own = self.environment(**environment)
+        self._started.append(Process([*RUN, *arguments], own, self.folder, own_group=True))
         return self._started[-1]
 
     def record(self) -> tuple[list[str], list[str], dict[str, str]]:
         """The options that srun got, the command, and its environment."""
         options, command, environment = json.loads((self.folder / "record").read_text())
         return options, command, environment
+
+    def wait_for_srun(self) -> None:
+        """Wait until srun has started all."""
+        end = time.monotonic() + HANG
+        while not (self.folder / "record").exists():
+            assert time.monotonic() < end, "srun was not started"
+            time.sleep(0.02)
 
     def private(self) -> list[Path]:
         """The folders in which runs have their keys."""
@@ -116,6 +131,25 @@ class SlurmJob:
             if f"TMPDIR={self.temporary}".encode() in text:
                 found[int(each.name)] = text
         return found
+
+    def agents(self, host: str) -> list[int]:
+        """The numbers of what srun started on a node."""
+        own = f"SLURMD_NODENAME={host}".encode()
+        found = self.processes().items()
+        return [
+            number for number, text in found if b"\0join\0" in text and own in text and b"srun" not in text
+        ]
+
+    def answers(self, host: str) -> bool:
+        """Whether the agent of a node goes on to serve clients."""
+        (folder,) = self.private()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(HANG)
+            try:
+                client.connect(str(folder / host / slurm_agents.SOCKET))
+                return client.recv(1) != b""
+            except (FileNotFoundError, ConnectionError):
+                return False
 
     def is_clean(self) -> bool:
         """Wait until nothing is left of the job; False: something stays."""
@@ -192,6 +226,16 @@ def test_a_task_of_srun_takes_all_nodes_when_they_are_requested(slurm_job: Slurm
     assert (code, len(out.splitlines()), errors) == (0, 2, "")
 
 
+def open_files(numbers: Iterable[int]) -> set[str]:
+    """Their names; a file that was removed has no other."""
+    found: set[str] = set()
+    for number in numbers:
+        for each in Path(f"/proc/{number}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(str(each.readlink()))
+    return found
+
+
 @pytest.mark.parametrize("options", [[], ["--unencrypted"]])
 def test_nobody_else_can_read_the_key(
     slurm_job: SlurmJob, script: Script, witness: Witness, options: list[str]
@@ -206,34 +250,110 @@ def test_nobody_else_can_read_the_key(
     key, processes = (private / "fabric.key").read_bytes().strip(), slurm_job.processes()
     assert len(key) == 64 and len(processes) >= 6  # launcher, agent and its command, srun, agent, two ranks
     assert not [number for number, text in processes.items() if key in text]
+    # A file that is open could not be removed from a home on NFS.
+    assert not [name for name in open_files(processes) if name.startswith(str(private))]
     witness.release()
     assert run.wait()[0] == 0 and slurm_job.is_clean()
 
 
 @pytest.mark.parametrize(
     ("number", "target"),
-    [(signal.SIGTERM, "launcher"), (signal.SIGKILL, "launcher"), (signal.SIGTERM, "all")],
+    [
+        (signal.SIGTERM, "launcher"),
+        (signal.SIGKILL, "launcher"),
+        (signal.SIGTERM, "tasks"),
+        (signal.SIGTERM, "all"),
+    ],
 )
 def test_nothing_is_left_after_a_signal(
     slurm_job: SlurmJob, script: Script, witness: Witness, number: signal.Signals, target: str
 ) -> None:
-    """Slurm sends SIGTERM to all processes of a job that reached its time limit."""
+    """At a job's time limit Slurm sends SIGTERM to its tasks: the script, or what has taken its place by
+    exec, and the agents that srun started. With some of its plugins it sends it to all processes."""
     run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
     witness.expect(2)
-    for process in slurm_job.processes() if target == "all" else [run.popen.pid]:
+    targets = {"launcher": [], "tasks": slurm_job.agents("n2"), "all": slurm_job.processes()}
+    for process in targets[target]:
         with contextlib.suppress(ProcessLookupError):  # the end of another one has ended it
             os.kill(process, number)
+    if target == "tasks":  # the launcher may hear of it later
+        assert all(slurm_job.answers("n2") for _ in range(100))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(run.popen.pid, number)
     code, _, errors = run.wait()
-    # Where all are ended at once, the launcher may see first that an agent is gone.
+    # The launcher may see first that an agent is gone, which srun kills when it gets the signal itself.
     codes = (143, 1) if target == "all" else (143 if number == signal.SIGTERM else -signal.SIGKILL,)
     assert code in codes, errors
     assert witness.all_gone() and slurm_job.is_clean()
 
 
+def test_nothing_is_left_when_slurm_kills_what_the_script_started(
+    slurm_job: SlurmJob, script: Script, witness: Witness
+) -> None:
+    """It does so at once when SIGTERM has ended the script's shell."""
+    run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
+    witness.expect(2)
+    there = [number for number, text in slurm_job.processes().items() if b"SLURMD_NODENAME=n2" in text]
+    for process in slurm_job.processes():
+        if process not in there:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    assert run.wait()[0] == -signal.SIGKILL and witness.all_gone() and slurm_job.is_clean()
+
+
+def test_whether_the_first_agent_has_ended() -> None:
+    """One that lives may have a run that goes on without the node that asks."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert not slurm_agents._is_over("127.0.0.1", port)
+    assert slurm_agents._is_over("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_warns_of_the_time_limit_ends_no_agent(
+    slurm_job: SlurmJob, script: Script, witness: Witness, number: signal.Signals
+) -> None:
+    text = f"import signal; print(int(signal.getsignal({number})), flush=True)\n{MEET}witness.recv(2)"
+    run = slurm_job.launch(script(text), **witness.environment)
+    witness.expect(2)
+    for agent in slurm_job.agents("n2"):
+        os.kill(agent, number)
+    witness.release()
+    code, out, errors = run.wait()
+    assert (code, errors) == (0, "")
+    assert sorted(out.splitlines()) == [f"[rank {rank}] {signal.SIG_DFL:d}" for rank in range(2)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_nothing_is_left_after_a_signal_before_all_have_joined(
+    slurm_job: SlurmJob, script: Script, number: signal.Signals
+) -> None:
+    run = slurm_job.launch(script(SHOW), FAULTS=json.dumps({"n2": "absent"}))
+    slurm_job.wait_for_srun()
+    run.popen.send_signal(number)
+    code, out, errors = run.wait()
+    assert (code, out) == (128 + number, "")
+    assert errors == ("carme-run: The run was ended by a signal.\n" if number != signal.SIGINT else "")
+    assert slurm_job.is_clean()
+
+
+def test_the_end_of_a_lost_agent_is_shown(slurm_job: SlurmJob, script: Script, witness: Witness) -> None:
+    run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
+    witness.expect(2)
+    for agent in slurm_job.agents("n2"):
+        os.kill(agent, signal.SIGKILL)
+    code, _, errors = run.wait()
+    assert code == 1 and "The agent of n2 was lost, so the run was ended." in errors
+    shown = errors.partition("carme-run: Last output of srun and the agents:\n")[2]
+    assert "carme-agent: the agent of n2 was lost: " in shown
+    assert "srun: error: n2: task 0: Killed" in shown
+    assert slurm_job.is_clean()
+
+
 def test_an_interrupt_is_the_ranks(slurm_job: SlurmJob, script: Script, witness: Witness) -> None:
     run = slurm_job.launch(script(MEET + "witness.recv(2)"), **witness.environment)
     witness.expect(2)
-    run.popen.send_signal(signal.SIGINT)
+    os.killpg(run.popen.pid, signal.SIGINT)  # as a terminal does
     assert run.wait()[0] == 130 and witness.all_gone() and slurm_job.is_clean()
 
 
@@ -248,36 +368,94 @@ def test_mpirun_takes_the_place_of_the_launcher(slurm_job: SlurmJob) -> None:
     assert slurm_job.is_clean()
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("failing", ["no such program", "srun: error: n3: task 1: Exited with exit code 2"]),
+        ("killed", ["srun: error: n3: task 1: Killed"]),
+    ],
+)
 def test_a_node_that_fails_is_named_with_what_srun_printed(
-    make_slurm_job: Callable[..., SlurmJob], script: Script
+    make_slurm_job: Callable[..., SlurmJob], script: Script, fault: str, words: list[str]
 ) -> None:
     job = make_slurm_job("n1", "n2", "n3")
-    code, out, errors = job.launch(script(SHOW), FAULTS=json.dumps({"n3": "failing"})).wait()
+    code, out, errors = job.launch(script(SHOW), FAULTS=json.dumps({"n3": fault})).wait()
     assert (code, out) == (2, "")
     assert "The agents of n3 did not join this run. Output of srun and the agents:" in errors
-    assert "no such program" in errors and "srun: error: n3: task 1: Exited with exit code 2" in errors
+    assert not [text for text in words if text not in errors], errors
     assert "add --nodes 1 to run on this node alone." in errors
     assert job.is_clean()
 
 
-def test_a_node_that_does_not_join_is_named(slurm_job: SlurmJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_agents, "JOIN_SECONDS", 1.0)
-    monkeypatch.setattr(slurm_agents, "END_SECONDS", 0.5)
-    environment = slurm_job.environment(FAULTS=json.dumps({"n2": "absent"}))
-    monkeypatch.setenv("HOME", str(slurm_job.home))
+def test_nodes_with_fewer_gpus_are_named_as_the_cause(slurm_job: SlurmJob, script: Script) -> None:
+    error = "Unable to create step for job 17: Invalid generic resource (gres) specification"
+    code, out, errors = slurm_job.launch(script(SHOW), FAULTS=json.dumps({"srun": error})).wait()
+    assert (code, out) == (2, "") and f"srun: error: {error}" in errors
+    assert "Each node must have as many GPUs of the job as the first one: submit it with" in errors
+    assert "or add --nodes 1 to run on this node alone." in errors
+    assert slurm_job.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts"),
+    [
+        ("srun: error: n[2-3]: tasks 0-1: Out Of Memory", ["n[2-3]"]),
+        ("srun: error: n2: task 0: Segmentation fault (core dumped)", ["n2"]),
+        ("srun: error: Unable to create step for job 17: Memory required by task is not available", []),
+    ],
+)
+def test_what_srun_says_of_a_task_that_ended(line: str, hosts: list[str]) -> None:
+    assert slurm_agents._FAILED_TASK.findall(f"carme-agent: n3 joined\n{line}\n") == hosts
+
+
+def test_the_end_of_the_first_agent_is_noticed_while_others_join(slurm_job: SlurmJob, script: Script) -> None:
+    run = slurm_job.launch(script(SHOW), FAULTS=json.dumps({"n2": "absent"}))
+    slurm_job.wait_for_srun()
+    for number, text in slurm_job.processes().items():
+        if b"carme_runtime.fabric.command" in text:
+            os.kill(number, signal.SIGKILL)
+    code, out, errors = run.wait()
+    assert (code, out) == (2, "") and "n2 did not join this run." in errors, errors
+    assert slurm_job.is_clean()
+
+
+def start_agents(job: SlurmJob, monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:
+    """Start them by this process, which is to fail."""
+    variables = job.environment(**environment)
+    monkeypatch.setenv("HOME", str(job.home))
     names = ("cleanup", "nodes", "n", "hostfile", "max_ranks", "shared_folder", "unencrypted")
-    plan = slurm_agents.plan(Namespace(**dict.fromkeys(names)), environment)
+    plan = slurm_agents.plan(Namespace(**dict.fromkeys(names)), variables)
     assert plan
 
     async def start() -> None:
-        async with slurm_agents.started(plan, environment):
-            raise AssertionError("n2 joined")
+        async with slurm_agents.started(plan, variables):
+            raise AssertionError("all joined")
 
+    asyncio.run(start())
+
+
+def test_a_node_that_does_not_join_is_named(slurm_job: SlurmJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_agents, "JOIN_SECONDS", 1.0)
+    monkeypatch.setattr(slurm_agents, "END_SECONDS", HANG)  # nobody waits for what has not joined
     with pytest.raises(
         CarmeRuntimeError, match=r"The agents of (n1, )?n2 did not join this run within 1 s\."
     ):
-        asyncio.run(start())
-    assert not slurm_job.private() and not slurm_job.processes()
+        start_agents(slurm_job, monkeypatch, FAULTS=json.dumps({"n2": "absent"}))
+    assert slurm_job.is_clean()
+
+
+@pytest.mark.parametrize("step", ["_place", "_start", "_for_srun"])
+def test_a_node_that_has_run_out_of_something(
+    slurm_job: SlurmJob, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/n1")
+
+    monkeypatch.setattr(slurm_agents, step, fail)
+    message = r"The agents of this run cannot be started: Too many open files \(/n1\)\. .*--nodes 1\."
+    with pytest.raises(CarmeRuntimeError, match=message):
+        start_agents(slurm_job, monkeypatch)
+    assert slurm_job.is_clean()
 
 
 def can_unshare() -> bool:
@@ -320,7 +498,7 @@ def test_a_node_without_an_address_for_others(slurm_job: SlurmJob, script: Scrip
 def test_a_dry_run_says_what_srun_would_start(slurm_job: SlurmJob, script: Script) -> None:
     code, out, errors = slurm_job.launch("--dry-run", "-n", "2", script(SHOW)).wait()
     assert (code, errors) == (0, "")
-    assert "n1" in out and "On n2, which may have other cores than this node, srun would start agents" in out
+    assert "n1" in out and "On n2, which may have other cores or GPUs than this node, srun would start" in out
     assert "srun --job-name=carme-agents --nodes=1 " in out
     code, out, _ = slurm_job.launch("--dry-run", "--json", "-n", "2", script(SHOW)).wait()
     found = json.loads(out)
@@ -365,3 +543,17 @@ def test_where_nothing_makes_certificates(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "openssl").chmod(0o755)
     with pytest.raises(CarmeRuntimeError, match="could not make a certificate: no such curve"):
         credentials.make_certificate()
+
+
+def test_agents_run_the_source_of_their_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another one is installed, and without what else lies beside it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    (installed,) = tmp_path.glob("env/lib/python*/site-packages")
+    for place, text in ((installed, "installed"), (tmp_path / "own", "own")):
+        (place / "carme_runtime").mkdir(parents=True)
+        (place / "carme_runtime" / "__init__.py").touch()
+        (place / "carme_runtime" / "probe.py").write_text(f"def main():\n import json\n print('{text}')\n")
+    (tmp_path / "own" / "json.py").write_text("raise ImportError('not that of Python')")
+    monkeypatch.setattr(slurm_agents, "_SOURCE", str(tmp_path / "own"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "bin" / "python"))
+    assert subprocess.check_output(slurm_agents._itself("carme_runtime.probe"), text=True) == "own\n"

@@ -250,7 +250,7 @@ def test_a_missing_agent_is_reported(local: Launch, tmp_path: Path) -> None:
     code, _, errors = local("--", "true", CARME_AGENT=str(tmp_path / "agent.sock")).wait()
     assert code == 2
     assert "The job's agent does not answer at" in errors
-    assert "or unset CARME_AGENT to run on this node alone" in errors
+    assert "or unset CARME_AGENT and add --nodes 1 to run on this node alone" in errors
 
 
 def test_help_names_every_way_to_start(local: Launch) -> None:

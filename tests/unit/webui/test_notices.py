@@ -380,7 +380,7 @@ def test_every_move_of_a_booking_is_on_record(alice: User, broker: FakeBroker) -
 def test_managers_hear_of_gpu_hours_and_users_of_invitations(
     alice: User, bob: User, broker: FakeBroker
 ) -> None:
-    from carme_webui.projects.reconcile import reconcile as look
+    from carme_webui.projects.reconcile import reconcile as reconcile_projects
 
     admin = User.objects.create(username="root1", is_staff=True)
     created = projects.create(admin, "vision", "Computer vision", alice, site_broker())
@@ -391,7 +391,7 @@ def test_managers_hear_of_gpu_hours_and_users_of_invitations(
     for hours in (10, 81, 82, 100, 120):
         use = account.use.model_copy(update={"gpu_hours": float(hours)})
         broker.granted[created.account] = broker.granted[created.account].model_copy(update={"use": use})
-        look(site_broker())
+        reconcile_projects(site_broker())
     assert notices_of(alice, Kind.QUOTA) == [
         "The project “Computer vision” has used 100 of its 100 GPU-hours.",
         "The project “Computer vision” has used 81 of its 100 GPU-hours.",

@@ -85,7 +85,9 @@ class _Plan:
         return first, last
 
     def reserve(self, reservation: Reservation) -> None:
-        """A reservation has its nodes whole."""
+        """A reservation has its nodes whole, unless it ends as it begins."""
+        if reservation.start >= reservation.end:
+            return
         first, last = self._span(reservation.start, reservation.end)
         for name in reservation.node_names:
             for kind in self._nodes[name].gpus if name in self._nodes else ():

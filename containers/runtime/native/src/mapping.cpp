@@ -53,7 +53,8 @@ std::shared_ptr<Mapping> Mapping::open(int pid, int fd, uint64_t offset, uint64_
         int error = errno;
         throw Failure(Trouble::resource,
                       "The memory of process " + std::to_string(pid) + " cannot be opened: " + error_text(error) + ".",
-                      remedy_for(error, "Start all ranks of a node as one user in one container."));
+                      remedy_for(error, "Start all ranks of a node as one user in one container, or in containers "
+                                        "that share their namespaces (apptainer exec --sharens)."));
     }
     void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, local_fd, off_t(offset));
     int error = errno;

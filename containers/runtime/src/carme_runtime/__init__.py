@@ -34,7 +34,8 @@ def memory(limit: int | str, spill: str | os.PathLike[str] | None = None, device
     Args:
         limit: The most memory that this process may use, in bytes or such as "2GiB"; of a GPU, the most that
             tensors may use.
-        spill: A folder on a local disk, for what does not fit into the host's memory. It is empty afterwards.
+        spill: A folder on a local disk, for what does not fit into the host's memory. Carme leaves nothing
+            in it.
         device: The device whose memory is limited. With `cuda`, or `cuda:1`, what does not fit waits in the
             host's memory, which must have room for it.
 

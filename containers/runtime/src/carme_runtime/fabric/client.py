@@ -100,7 +100,7 @@ async def connect(environment: Mapping[str, str]) -> Fabric:
     path = Path(named) if named else default_path(environment)
     if path is None or (not named and not path.exists()):
         return LocalFabric(environment)
-    remedy = "Start a new job, or unset CARME_AGENT to run on this node alone."
+    remedy = "Start a new job, or unset CARME_AGENT and add --nodes 1 to run on this node alone."
     try:
         reader, writer = await asyncio.open_unix_connection(str(path))
     except OSError as error:

@@ -24,6 +24,7 @@ from carme_runtime.ranks import Node
 from carme_runtime.ranks.waiting import call_on_exit
 
 CONNECT_SECONDS = 10.0
+LOST = 1  # exit code of an agent that has lost the job's first node
 ENTER_SECONDS = 30.0  # in which a node that gets no processor tries again
 
 log = logging.getLogger("carme-agent")
@@ -79,14 +80,27 @@ async def _serve(
         await agent.close()
 
 
-def join(options: Namespace) -> int:
-    """Be the agent of another node until the job is over; the exit code. Raises CarmeRuntimeError."""
+def join(options: Namespace, patience: float = 0.0) -> int:
+    """Be the agent of another node until the job is over, or a signal comes; the exit code.
+
+    Args:
+        options: The program's, see `command.py`.
+        patience: Seconds after SIGTERM in which the job may end by itself: who started it may have got the
+            signal as well, and this node is not to be taken for lost meanwhile.
+
+    Returns:
+        0 when the job is over, `LOST`, or 143 after a signal.
+
+    Raises:
+        CarmeRuntimeError: The first node's agent does not answer, or does not let this node in.
+    """
     _log_to_stderr()
     local = local_socket.listen(options.socket or local_socket.default_path(os.environ))
     bound = Path(local.getsockname())
     try:
-        return asyncio.run(_join(options, local))
+        return asyncio.run(_join(options, local, patience))
     finally:
+        local.close()  # first: file systems of a network keep what is open by another name
         bound.unlink(missing_ok=True)
 
 
@@ -142,17 +156,18 @@ async def _introduce(options: Namespace, key: bytes) -> tuple[Link, Node, int, M
     return link, node, number, members
 
 
-async def _join(options: Namespace, local: socket.socket) -> int:
+async def _join(options: Namespace, local: socket.socket, patience: float) -> int:
+    loop = asyncio.get_running_loop()
     link, node, number, members = await _enter(options, read_key(options.key_file))
     agent = Agent(node, members, number, link, Path(local.getsockname()).parent)
     await agent.serve_clients(local)
     node.announce_agent(Path(local.getsockname()))
     log.info("%s joined the job of %s", node.host, members.present[0].host)
     following = asyncio.ensure_future(agent.follow())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, following.cancel)
+    loop.add_signal_handler(signal.SIGTERM, loop.call_later, patience, following.cancel)
+    loop.add_signal_handler(signal.SIGINT, following.cancel)
     try:
-        return 0 if await following else 1
+        return 0 if await following else LOST
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
     finally:

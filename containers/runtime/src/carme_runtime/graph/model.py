@@ -258,7 +258,7 @@ class Graph:
         chosen = (self.parameter[name] for name in set(names))
         return sum(each.bytes for each in chosen if each.trainable or not trainable)
 
-    def same_model(self, graph: "Graph") -> bool:
+    def same_model(self, graph: "Graph", /) -> bool:
         """Whether both are of the same operators and parameters, whatever these cost."""
 
         def shape(graph: Graph) -> object:

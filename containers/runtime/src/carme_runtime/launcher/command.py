@@ -81,10 +81,31 @@ def _check_folder() -> None:
 
 
 async def _run(arguments: list[str], announces: bool) -> int:
-    # Until a run takes interrupts over. The loop hears of one even if it comes just before it waits.
-    own_task = asyncio.current_task()
+    """The exit code; 128 more than its number after a signal that came before a run took signals over."""
+    own_task, received = asyncio.current_task(), list[signal.Signals]()
     assert own_task
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, own_task.cancel)
+
+    def end(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) == 1:  # what cleans up then is not to be ended by a second one
+            own_task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # The loop hears of one even if it comes just before it waits.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+    try:
+        return await _find_nodes(arguments, announces)
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        if received[0] != signal.SIGINT:
+            print("carme-run: The run was ended by a signal.", file=sys.stderr)
+        return 128 + received[0]
+
+
+async def _find_nodes(arguments: list[str], announces: bool) -> int:
+    """Reach the nodes of the job, by agents that are started where there are none, and run there."""
     options, command = parse(arguments)
     options.announces = announces
     probing = scaling.prepare(options)

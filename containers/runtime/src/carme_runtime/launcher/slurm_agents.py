@@ -20,7 +20,7 @@ import tempfile
 import time
 from argparse import Namespace
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -41,7 +41,13 @@ LINES = 12  # of the agents' output in an error
 #: What `srun` needs to know of its job. It takes most other variables of this kind for options.
 FOR_SRUN = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID", "SLURM_JWT", "SLURM_WORKING_CLUSTER")
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_FAILED_TASK = re.compile(r"^srun: error: (\S+): tasks? .*Exited with exit code", re.MULTILINE)
+#: Such as "srun: error: n2: task 0: Exited with exit code 1", and so "Killed" or "Out Of Memory".
+_FAILED_TASK = re.compile(r"^srun: error: (\S+): tasks? [^:\s]+: ", re.MULTILINE)
+_LOST = re.compile(rf"{_FAILED_TASK.pattern}|^carme-agent: the agent of \S+ was lost", re.MULTILINE)
+_GPUS_DIFFER = (
+    "Each node must have as many GPUs of the job as the first one: submit it with --gpus-per-node, or choose "
+    "nodes by --nodes"
+)
 _SOURCE = str(Path(carme_runtime.__file__).parents[1])
 
 
@@ -78,8 +84,8 @@ class Plan:
     def report(self) -> str:
         """What would be started, as a sentence for a dry run."""
         return (
-            f"On {', '.join(self.hosts[1:])}, which may have other cores than this node, srun would start "
-            f"agents: {shlex.join(self.srun())} ..."
+            f"On {', '.join(self.hosts[1:])}, which may have other cores or GPUs than this node, srun would "
+            f"start agents: {shlex.join(self.srun())} ..."
         )
 
 
@@ -115,40 +121,145 @@ async def started(plan: Plan, environment: MutableMapping[str, str]) -> AsyncIte
     """Agents on all nodes, which have joined; `environment` then leads to them as in a session.
 
     Raises:
-        CarmeRuntimeError: The folder cannot be used, no certificate can be made, or nodes do not join.
+        CarmeRuntimeError: The folder cannot be used, no certificate can be made, nothing can be started here,
+            or nodes do not join.
     """
     address = _address(environment)
-    folder = _make_folder(plan)
-    place = _place(folder, plan.hosts[0])
-    reading, writing = os.pipe()
-    os.set_inheritable(writing, True)  # for mpirun, if it takes the place of this process
-    processes: list[Process] = []
+    agents = _Agents(plan, _make_folder(plan))
     try:
-        try:
-            options = credentials.write(folder, plan.encrypted)
-        except OSError as error:
-            raise _unusable(plan.shared, error) from None
-        with (folder / "log").open("wb") as log:
-            first = [*_itself("carme_runtime.fabric.command"), "--nodes", str(len(plan.hosts)), *options]
-            first += ["--announce", f"{folder}/{ANNOUNCED}", "--listen", address, "--socket"]
-            first += [f"{place}/{SOCKET}", "--", *_itself(__name__), "stay", str(folder), str(place)]
-            processes.append(await _start(first, environment, log, reading))
-            stdout = processes[0].stdout
-            assert stdout
-            if not await stdout.readline():
-                raise _failed("The agent on this node did not start", folder)
-            command = [*plan.srun(), *_itself(__name__), "join", str(folder), plan.hosts[0]]
-            processes.append(await _start(command, _for_srun(environment), log))
-        await _joined(plan, processes[1], folder, place)
-        environment["CARME_AGENT"] = str(place / SOCKET)
-        environment.update(mpi.session_variables(place, address, environment))
+        await agents.start(address, environment)
         yield
     finally:
         with _signals_ignored():
-            os.close(reading)
-            os.close(writing)
-            await _end(processes)
-            _remove(folder, place)
+            ending = asyncio.ensure_future(agents.end())
+            while not ending.done():  # whatever else came at the same time
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(ending)
+
+
+class _Agents:
+    """The agents of one run, and what they leave behind.
+
+    Args:
+        plan: Where they are started.
+        folder: Private, empty, and seen by all nodes; `end` removes it.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan, self._folder, self._place = plan, folder, folder
+        self._pipe: tuple[int, ...] = ()
+        self._log: IO[bytes] | None = None
+        self._first: Process | None = None
+        self._srun: Process | None = None
+        self._joined = False
+
+    async def start(self, address: str, environment: MutableMapping[str, str]) -> None:
+        """Start them all, and wait until they have joined; raises what `started` does."""
+        try:
+            await self._start(address, environment)
+        except OSError as error:
+            named = f" ({error.filename})" if error.filename else ""
+            raise CarmeRuntimeError(
+                f"The agents of this run cannot be started: {error.strerror}{named}.",
+                "See what this node has run out of (df -h, ulimit -n, ulimit -u), or add --nodes 1.",
+            ) from None
+        await self._all_joined()
+        self._joined = True
+        environment["CARME_AGENT"] = str(self._place / SOCKET)
+        environment.update(mpi.session_variables(self._place, address, environment))
+
+    async def _start(self, address: str, environment: Mapping[str, str]) -> None:
+        folder, hosts = self._folder, self._plan.hosts
+        self._place = place = _place(folder, hosts[0])
+        self._pipe = os.pipe()
+        reading, writing = self._pipe
+        os.set_inheritable(writing, True)  # for mpirun, if it takes the place of this process
+        # Not in the folder: a file that is open cannot be removed from some file systems of a network.
+        self._log = log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # `end` closes it
+        try:
+            options = credentials.write(folder, self._plan.encrypted)
+        except OSError as error:
+            raise _unusable(self._plan.shared, error) from None
+        first = [*_itself("carme_runtime.fabric.command"), "--nodes", str(len(hosts)), *options]
+        first += ["--announce", f"{folder}/{ANNOUNCED}", "--listen", address, "--socket"]
+        first += [f"{place}/{SOCKET}", "--", *_itself(__name__), "stay", str(folder), str(place)]
+        self._first = await _start(first, environment, log, reading)
+        stdout = self._first.stdout
+        assert stdout
+        if not await stdout.readline():
+            raise self._failed("The agent on this node did not start")
+        command = [*self._plan.srun(), *_itself(__name__), "join", str(folder), hosts[0]]
+        self._srun = await _start(command, _for_srun(environment), log)
+
+    async def _all_joined(self) -> None:
+        """Wait until all agents are there, by the list that the first one keeps. Raises CarmeRuntimeError."""
+        plan, place = self._plan, self._place
+        assert self._first and self._srun
+        ended = asyncio.ensure_future(self._srun.wait())
+        end = asyncio.get_running_loop().time() + JOIN_SECONDS
+        try:
+            while missing := _missing(plan, place):
+                await asyncio.wait({ended}, timeout=POLL_SECONDS)
+                late = asyncio.get_running_loop().time() > end
+                # Of several agents one alone may have ended, which srun reports.
+                failed = _FAILED_TASK.findall(self._words())
+                if ended.done() or self._first.returncode is not None or late or failed:
+                    if not (missing := _missing(plan, place)):
+                        return
+                    limit = "" if failed or not late else f" within {JOIN_SECONDS:.0f} s"
+                    nodes = ", ".join(failed or missing)
+                    raise self._failed(f"The agents of {nodes} did not join this run{limit}")
+        finally:
+            ended.cancel()
+
+    async def end(self) -> None:
+        """See that the agents here and there are over, and that nothing of them is left."""
+        lost = self._joined and self._has_lost()
+        for descriptor in self._pipe:
+            os.close(descriptor)
+        try:
+            if self._first:
+                await _end(self._first)
+            if self._srun:
+                if not self._joined:  # who has not joined does not end with the first one
+                    _send(self._srun.terminate)
+                await _end(self._srun)
+            if lost:
+                print(
+                    "carme-run: Last output of srun and the agents:",
+                    *self._lines(),
+                    sep="\n",
+                    file=sys.stderr,
+                )
+        finally:
+            _remove(self._folder, self._place)
+            if self._log:
+                self._log.close()
+
+    def _has_lost(self) -> bool:
+        """Whether an agent has ended before the run."""
+        over = [
+            process for process in (self._first, self._srun) if process and process.returncode is not None
+        ]
+        return bool(over or _LOST.search(self._words()))
+
+    def _failed(self, reason: str) -> CarmeRuntimeError:
+        lines = self._lines()
+        return CarmeRuntimeError(
+            "\n".join([f"{reason}. Output of srun and the agents:", *lines] if lines else [f"{reason}."])
+            + "\n",
+            f"{_GPUS_DIFFER if 'generic resource' in self._words() else 'Fix that'}, or add --nodes 1 to run "
+            "on this node alone.",
+        )
+
+    def _lines(self) -> list[str]:
+        return self._words().strip().splitlines()[-LINES:]
+
+    def _words(self) -> str:
+        """What srun and the agents wrote; the place at which they go on writing stays."""
+        assert self._log
+        descriptor = self._log.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -189,26 +300,6 @@ async def _start(
     )
 
 
-async def _joined(plan: Plan, srun: Process, folder: Path, place: Path) -> None:
-    """Wait until all agents are there, by the list that the first one keeps. Raises CarmeRuntimeError."""
-    ended = asyncio.ensure_future(srun.wait())
-    end = asyncio.get_running_loop().time() + JOIN_SECONDS
-    try:
-        while missing := _missing(plan, place):
-            await asyncio.wait({ended}, timeout=POLL_SECONDS)
-            late = asyncio.get_running_loop().time() > end
-            # Of several agents one alone may have ended, which srun reports.
-            failed = _FAILED_TASK.findall(_words(folder))
-            if ended.done() or late or failed:
-                if not (missing := _missing(plan, place)):
-                    return
-                limit = "" if failed or not late else f" within {JOIN_SECONDS:.0f} s"
-                nodes = ", ".join(failed or missing)
-                raise _failed(f"The agents of {nodes} did not join this run{limit}", folder)
-    finally:
-        ended.cancel()
-
-
 def _missing(plan: Plan, place: Path) -> list[str]:
     """The nodes whose agents are not there."""
     try:
@@ -219,17 +310,20 @@ def _missing(plan: Plan, place: Path) -> list[str]:
     return [host for host in plan.hosts if host not in present]
 
 
-async def _end(processes: list[Process]) -> None:
-    """See that the agents here and there are over; kill those that do not end by themselves."""
-    for process in processes:
-        for send in (process.terminate, process.kill):
-            try:
-                await asyncio.wait_for(process.wait(), END_SECONDS)
-                break
-            except asyncio.TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    send()
-        await process.wait()
+async def _end(process: Process) -> None:
+    """See that it is over; kill it if it does not end by itself."""
+    for send in (process.terminate, process.kill):
+        try:
+            await asyncio.wait_for(process.wait(), END_SECONDS)
+            return
+        except asyncio.TimeoutError:
+            _send(send)
+    await process.wait()
+
+
+def _send(send: Callable[[], None]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        send()
 
 
 def _make_folder(plan: Plan) -> Path:
@@ -288,23 +382,14 @@ def _for_srun(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _itself(module: str) -> list[str]:
-    """The command line of this Python for a module of ours, whatever is set for the user's own programs."""
-    start = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; sys.exit(main())"
+    """The command line of this Python for a module of ours, whatever is set for the user's own programs.
+
+    Our source is first in the path for our own package alone, as another one may be installed there. What
+    else lies beside it, such as backports, is not to hide the modules of Python.
+    """
+    start = "import os, sys, typing; sys.path.insert(0, sys.argv.pop(1)); import carme_runtime; "
+    start += f"sys.path.append(sys.path.pop(0)); from {module} import main; sys.exit(main())"
     return [sys.executable, "-I", "-c", start, _SOURCE]
-
-
-def _words(folder: Path) -> str:
-    with contextlib.suppress(OSError):
-        return (folder / "log").read_text(errors="replace")
-    return ""
-
-
-def _failed(reason: str, folder: Path) -> CarmeRuntimeError:
-    lines = _words(folder).strip().splitlines()[-LINES:]
-    return CarmeRuntimeError(
-        "\n".join([f"{reason}. Output of srun and the agents:", *lines] if lines else [f"{reason}."]) + "\n",
-        "Fix that, or add --nodes 1 to run on this node alone.",
-    )
 
 
 def main() -> int:
@@ -321,13 +406,19 @@ def _stay(folders: list[Path]) -> None:
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     print("ready", flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # this is not to outlive the agent's there
     while os.read(0, 1024):
         pass
-    _remove(*folders)  # nobody else does after a SIGKILL
+    # Nobody else does it after a SIGKILL. The agent ends only after this process, and some file systems of a
+    # network keep its socket until then.
+    if os.fork() == 0:
+        _remove(*folders)
 
 
 def _join(folder: Path, first: str) -> int:
     """Be the agent of another node until the run is over; the exit code."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # of `sbatch --signal`, which is not for agents
+        signal.signal(number, lambda number, frame: None)  # ranks would inherit that they are ignored
     own_host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     if not folder.is_dir():
         print(
@@ -336,16 +427,37 @@ def _join(folder: Path, first: str) -> int:
             file=sys.stderr,
         )
         return 1
-    place = _place(folder, own_host)
+    place = folder / own_host
     try:
+        place = _place(folder, own_host)
         certificate = folder / CERTIFICATE
         options = Namespace(key_file=folder / KEY, socket=place / SOCKET)
         options.certificate = certificate if certificate.exists() else None
         where = json.loads((folder / ANNOUNCED).read_text())
         options.join = f"{where['host']}:{where['port']}"
-        return service.join(options)
+        code = service.join(options, END_SECONDS)
+        if code == service.LOST and _is_over(where["host"], where["port"]):
+            _remove(folder)
+        return code
     except (CarmeRuntimeError, OSError, ValueError) as error:
         print(f"carme-agent: {error}", file=sys.stderr)
         return 1
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _is_over(host: str, port: int) -> bool:
+    """Whether the first agent has ended, as when Slurm kills all that a job's script started.
+
+    Then nobody there removes the folder. A first agent that lives, or a node that does not answer, may have a
+    run that goes on without this node.
+    """
+    for _ in range(20):
+        try:
+            socket.create_connection((host, port), END_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        time.sleep(POLL_SECONDS)
+    return False

@@ -1,5 +1,6 @@
 """What a step costs with a limit of memory, and why."""
 
+import warnings
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -85,6 +86,12 @@ class Plan:
     recomputed: Recomputed = field(default_factory=Recomputed)
 
     @property
+    def others(self) -> str:
+        """The earlier name of `overhead`."""
+        warnings.warn("Plan.others is now called overhead.", DeprecationWarning, stacklevel=2)
+        return self.overhead
+
+    @property
     def transfer_seconds(self) -> float:
         """How long the disk, or the link, works for a step."""
         durations = self.read / self.read_rate, self.written / self.write_rate
@@ -96,9 +103,11 @@ class Plan:
         return max(self.compute_seconds, self.transfer_seconds)
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures, for JSON."""
+        """All figures, for JSON, in which `overhead` has its earlier name `others`."""
+        figures = asdict(self)
+        figures["others"] = figures.pop("overhead")
         derived = {"transfer_seconds": self.transfer_seconds, "floor_seconds": self.floor_seconds}
-        return asdict(self) | derived
+        return figures | derived
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {show_size(size)}" for kind, size in self.blocks.items() if size)

@@ -58,7 +58,7 @@ class Plan:
         """How many times as long a rank takes as the one that measured the model."""
         return self.devices[rank].slowness if self.devices else 1.0
 
-    def travel_ms(self, size: float, rank: int, peer: int) -> float:
+    def travel_ms(self, size: float, rank: int, peer: int, /) -> float:
         """How long a message of so many bytes takes between the stages of two ranks."""
         nodes = self.devices[rank].nodes if self.devices else ()
         return self.graph.links.milliseconds(size, bool(nodes) and nodes == self.devices[peer].nodes)

@@ -15,13 +15,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from carme_runtime.scaling.advice import advise
     from carme_runtime.scaling.curves import save
     from carme_runtime.scaling.errors import ScalingError
     from carme_runtime.scaling.network import Machine, parse_network
     from carme_runtime.scaling.prediction import Point, Prediction, predict
     from carme_runtime.scaling.profiles import Gradient, Input, Memory, Profile, load
     from carme_runtime.scaling.show import as_dict, drawing, table
+    from carme_runtime.scaling.shown import Advice
 
 __all__ = [
     "Gradient",
@@ -44,7 +44,6 @@ __all__ = [
 
 
 _PARTS = {
-    "advice": ("advise",),
     "curves": ("save",),
     "errors": ("ScalingError",),
     "network": ("Machine", "parse_network"),
@@ -52,6 +51,25 @@ _PARTS = {
     "profiles": ("Gradient", "Input", "Memory", "Profile", "load"),
     "show": ("as_dict", "drawing", "table"),
 }
+
+
+def advise(model: Any, loader: Any, **options: Any) -> "Advice":
+    """Measure a model with a loader's batches, and predict it on more ranks; see `advice.advise`.
+
+    Args:
+        model: A PyTorch model, in training, on its device.
+        loader: A DataLoader, or other batches.
+        options: Keywords of `advice.advise`: loss, network, ranks_per_node, upto and seconds.
+
+    Returns:
+        The prediction, which a notebook shows.
+
+    Raises:
+        ScalingError: No batch comes, the model cannot be run with it, or the network cannot be read.
+    """
+    from carme_runtime.scaling import advice
+
+    return advice.advise(model, loader, **options)
 
 
 def __getattr__(name: str) -> Any:

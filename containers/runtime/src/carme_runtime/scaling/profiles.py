@@ -196,6 +196,10 @@ def to_dict(profile: Profile) -> dict[str, Any]:
             version = VERSIONS[1]
         else:
             del gradient["filled"]
+    for layer in content["layers"]:
+        for each in dataclasses.fields(Operator):
+            if layer[each.name] == each.default:
+                del layer[each.name]
     return {"format": _FORMAT, "version": version, **content}
 
 

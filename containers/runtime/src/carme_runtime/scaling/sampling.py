@@ -28,6 +28,7 @@ _SAME_BATCH = 0.5  # of the steps, at least
 _SIZES = 7
 _SLOWER = 0.5**0.5  # the middle of the slower one of two is this quantile of each of them
 _LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0  # see `factor`
+_FEWEST_SLOWER = 4  # values: the largest of fewer is that quantile
 _OF_MIDDLE = 1.25  # standard error of a middle, in those of a mean, of normal variables
 
 
@@ -121,13 +122,17 @@ def spread(seconds: Sequence[float]) -> float:
     What others do on a machine delays a third of the steps, say, and the rest not at all. The deviations from
     the middle hide that, but two ranks wait for each other in more than half of the steps then. So it is at
     least that of the normal distribution in which the slower one of two takes as long in the middle as here.
+    Of two or three values that would be the slowest one, a single delay perhaps: they are too few to see it.
     """
     middle = statistics.median(seconds) if seconds else 0.0
     if not middle > 0:
         return 0.0
     away = statistics.median(abs(value - middle) for value in seconds)
-    slower = sorted(seconds)[math.ceil(_SLOWER * len(seconds)) - 1] - middle
-    return max(1.4826 * away, slower / NormalDist().inv_cdf(_SLOWER)) / middle
+    deviation = 1.4826 * away
+    if len(seconds) >= _FEWEST_SLOWER:
+        slower = sorted(seconds)[math.ceil(_SLOWER * len(seconds)) - 1] - middle
+        deviation = max(deviation, slower / NormalDist().inv_cdf(_SLOWER))
+    return deviation / middle
 
 
 def relative(seconds: Sequence[float]) -> list[float]:
@@ -141,7 +146,8 @@ def factor(watched: Sequence[float], repeated: Sequence[float]) -> float:
 
     Both are the middles of few steps of a machine that is never quite alike, and this multiplies what is
     predicted for every batch. So it is taken the nearer to 1 the less it differs from it in standard errors:
-    the part of a difference that is no noise is estimated as d^2 / (d^2 + e^2), as in empirical Bayes.
+    the part of a difference that is no noise is estimated as d^2 / (d^2 + e^2), as in empirical Bayes. What
+    is left out, d e^2 / (d^2 + e^2), is at most half of the standard error.
     """
     first, second = statistics.median(watched), statistics.median(repeated)
     if not (first > 0 and second > 0):

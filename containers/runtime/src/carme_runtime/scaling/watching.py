@@ -206,6 +206,9 @@ def _fixed_ms(steps: list[Step], watched: Sequence[Sequence[float]], repeated: A
     """What a step takes besides its passes: the middle of what each watched one took besides its own.
 
     The middles of whole steps and of passes are of different steps, and their noise would be as large as it.
+    For the same reason what `factor` leaves out as noise is no part of it, so the predicted step of one rank
+    differs from the watched one by at most half of a standard error. Passes shrink with a rank's share of the
+    batch, and this does not: noise of 1 % of a step would be 14 % of the steps of 16 ranks.
 
     Args:
         steps: Those that were watched.

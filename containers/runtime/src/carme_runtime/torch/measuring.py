@@ -147,6 +147,7 @@ class _Measurement:
                 self.held[node.name] = unnamed_bytes + sum(self.described[value].bytes for value in new)
                 with torch.profiler.record_function(_BACKWARD_MARK + node.name):
                     self._backward(result, inputs)
+                del result  # or it and what it keeps would be there while the next operator runs
         taken = _taken(profile, _MARK)
         self.workspace = {name: max(most - self.described[name].bytes, 0) for name, most in taken.items()}
         self.backward = _taken(profile, _BACKWARD_MARK)
@@ -229,6 +230,7 @@ class _Measurement:
                 timed, self._timed_result = self._timed_result, None
                 with torch.no_grad():
                     env[node.name] = _detached(_fresh(run) if timed is None else timed)
+                del timed  # as above
                 if self._watched and (within := self._watched.name(node.name, env[node.name])):
                     self.within[node.name] = within
             for used in node.all_input_nodes:
@@ -251,7 +253,9 @@ class _Measurement:
         arguments = fx.map_arg(node.args, leaf)
         options = fx.map_arg(node.kwargs, leaf)
         if node.op == "call_module":
-            module = copy.deepcopy(self._traced.root.get_submodule(str(node.target)))
+            own = self._traced.root.get_submodule(str(node.target))
+            # Its states may change. Weights that are copied would be in the caches, and take memory.
+            module = copy.deepcopy(own, {id(p): p for p in own.parameters()})
             inputs += [p for p in module.parameters() if p.requires_grad]
             return lambda: module(*arguments, **options), inputs
         target: Any = node.target
@@ -305,19 +309,31 @@ class _Gradients:
         """Milliseconds of adding a gradient; of one beyond the limit, as for its part within."""
         if gradient.layout != torch.strided:
             return 0.0
-        part = gradient.reshape(-1)[: len(self._memory) // gradient.element_size()]
+        part = _part(gradient, len(self._memory) // gradient.element_size())
         if not part.numel():
             return 0.0
         size = part.numel() * part.element_size()
         if self._at + size > len(self._memory):
             self._at = 0
         earlier = self._memory[self._at : self._at + size].view(part.dtype)
+        # Whatever its strides: a copy would be read from the caches instead, and without gaps.
+        earlier = earlier.as_strided(part.shape, torch.empty_like(part, device="meta").stride())
         self._at += -(-size // _ALIGNMENT) * _ALIGNMENT
         _synchronize(part)
         began = time.perf_counter()
         earlier.add_(part)
         _synchronize(part)
         return (time.perf_counter() - began) * 1000 * gradient.numel() / part.numel()
+
+
+def _part(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """A view of a part of a tensor, with so many elements at most."""
+    for dimension in range(tensor.ndim):
+        if tensor.numel() <= most:
+            break
+        each = tensor.numel() // tensor.shape[dimension]
+        tensor = tensor.narrow(dimension, 0, max(most // each, 1))
+    return tensor if tensor.numel() <= most else tensor.new_empty(0)
 
 
 def _fresh(run: Callable[[], Any]) -> Any:

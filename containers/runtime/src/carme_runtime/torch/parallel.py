@@ -73,8 +73,9 @@ def parallelize(
     Args:
         model: A model on the host or on one GPU. All ranks get the parameters and buffers of rank 0.
         optimizer: An optimizer over parameters of this model.
-        accumulate: Backward passes per step. Gradients are those of the mean of the passes' losses. They are
-            reduced in the last pass, or by a step that comes before it.
+        accumulate: Backward passes per step. Gradients are those of the sum of the passes' losses, divided by
+            this number, also by a step after fewer passes. They are reduced in the last pass, or by that
+            step.
         clip_norm: Clip the norm of all gradients to this before each step. Default: no clipping.
         bucket_mb: Size in MiB of the buckets in which gradients are reduced together; between nodes the last
             ones are smaller. Default: CARME_FUSION_THRESHOLD_KB, else 8 on one node, 1 between nodes.

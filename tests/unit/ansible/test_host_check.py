@@ -1,4 +1,4 @@
-"""The check of GPUs in a user's jobs, of an installed site: several nodes at the same time."""
+"""The checks of nodes, and of their GPUs in a user's jobs, of an installed site."""
 
 import importlib.util
 import os
@@ -109,3 +109,23 @@ def test_what_slurm_refuses_a_user_who_is_alone_is_wrong(
     stand_in_for_runuser(tmp_path, monkeypatch, f"*) refuse '{why}' ;;")
     with pytest.raises(check_host.Wrong, match=f"on n0: srun: .*{why}"):
         check_host.gpus("ada", {f"n{number}": 1 for number in range(20)})
+
+
+def test_nodes_that_an_administrator_has_set_aside_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\ncat {tmp_path}/out\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "out").write_text("n1|idle|none\nn1|idle|none\nn2|mixed-|none\nn3|drained|fan | broken\n")
+    assert check_host.nodes(["n1", "n2"]) == "2 nodes at work"
+    assert check_host.nodes(["n1", "n2", "n3"]) == "2 nodes at work; n3 is drained (fan | broken)"
+    with pytest.raises(check_host.Wrong, match=r"^n3 is drained \(fan \| broken\)\.$"):
+        check_host.nodes(["n3"])
+    with pytest.raises(check_host.Wrong, match=r"^n4 is unknown; n3 is drained"):
+        check_host.nodes(["n1", "n3", "n4"])
+    for state in ("drained*", "down", "idle*", "fail"):
+        (tmp_path / "out").write_text(f"n1|{state}|Not responding\nn2|idle|none\n")
+        with pytest.raises(check_host.Wrong) as caught:
+            check_host.nodes(["n1", "n2"])
+        assert str(caught.value) == f"n1 is {state}."
