@@ -7,8 +7,9 @@ are names themselves: keys, kinds, addresses, entries of `__all__`. In C, C++ an
 outside of comments and texts count. EARLIER has what must stay.
 
 Words of WHOLE are refused where they are the whole name of a function or class of the product. In each folder
-of CLEARED, its words are refused as the whole name of anything: a variable, parameter or attribute too, and
-what `import`, `except` or `case` gives a name, but for those that STILL names of an inner folder or a file.
+of CLEARED, its words are refused as the whole name of anything, also in C++: a variable, parameter or
+attribute too, and what `import`, `except` or `case` gives a name, but for those that STILL names of an inner
+folder or a file.
 
 Words and phrases of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python,
 in pages of documentation, and in templates, scripts and configuration. There a program reports, prints,
@@ -168,6 +169,11 @@ NAME = re.compile(r"[A-Za-z_]\w*(?:-\w+)*")
 #: Files in which names are found as words; other people's are in `vendor`.
 OTHER_SUFFIXES = (".c", ".h", ".cpp", ".hpp", ".js")
 
+#: Those that have none of a folder's words of CLEARED, either.
+CLEARED_SUFFIXES = (".cpp", ".hpp")
+#: The use of a member, which other libraries may have named: `error.what()`.
+_MEMBER = re.compile(r"(?:\.|->)[A-Za-z_]\w*")
+
 #: Files whose text as a whole counts as sentences; their names have no words of IN_PROSE either.
 TEXTS = ("*.md", "*.html", "*.js", "*.css", "*.yml", "*.j2", "*.toml", "*package.json")
 
@@ -210,6 +216,14 @@ def names_in_texts(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
             yield node.value, node.lineno
+
+
+def variables(file: str, source: str) -> Iterator[tuple[str, int]]:
+    """Names of Python that a module defines, and those in C++ that are not members of an object, likewise."""
+    if file.endswith(".py"):
+        yield from definitions(ast.parse(source))
+    else:
+        yield from names_in_code(_MEMBER.sub("", c_functions.code_of(source)))
 
 
 def names_in_code(source: str) -> Iterator[tuple[str, int]]:
@@ -290,8 +304,8 @@ def found_variables() -> list[str]:
     return [
         f"{file}:{line}: {name!r}. Write: {_NAMELESS[name.strip('_').lower()]}."
         for folder, words in CLEARED.items()
-        for file in _listed(f"{folder}/*.py")
-        for name, line in definitions(ast.parse((ROOT / file).read_text()))
+        for file in _listed(f"{folder}/*.py", *(f"{folder}/*{suffix}" for suffix in CLEARED_SUFFIXES))
+        for name, line in variables(file, (ROOT / file).read_text())
         if name.strip("_").lower() in words and "/migrations/" not in file
         if not file.endswith(EARLIER.get(name, ())) and name.strip("_").lower() not in _still_in(file)
     ]

@@ -99,6 +99,19 @@ def test_in_cleared_folders_a_variable_says_what_it_holds(
     assert found.startswith(f"carme/a.py:{len(lines.splitlines())}: ")
 
 
+def test_in_cleared_folders_a_variable_of_cpp_says_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "containers").mkdir()
+    source = '// its way\nint theirs_ = 0;\nputs(error.what());\nputs("it");\nnode->mine = 2;\n'
+    (tmp_path / "containers/a.hpp").write_text(source)
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(check_names, "ROOT", tmp_path)
+    (found,) = check_names.found_variables()
+    assert found.startswith("containers/a.hpp:2: 'theirs_'")
+
+
 def test_of_a_folder_that_has_some_of_the_words_the_rest_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,9 +41,9 @@ public:
           count_(count), each_((count + blocks - 1) / blocks),
           in_piece_(std::clamp(each_, uint64_t(1), elements_of_piece(wire_, element_))),
           pieces_((each_ + in_piece_ - 1) / in_piece_), places_(places ? places : blocks * pieces_),
-          room_(wire_size(wire_, element_, in_piece_)) {
+          piece_size_(wire_size(wire_, element_, in_piece_)) {
         if (wire_ == Wire::same) return;
-        uint64_t needed = places_ * room_;
+        uint64_t needed = places_ * piece_size_;
         if (memory.size() < needed) memory.resize(needed);
         travelling_ = memory.data();
         if (!call.residual) return;
@@ -52,12 +52,12 @@ public:
     }
 
     uint64_t pieces() const { return pieces_; }
-    uint64_t room() const { return room_; }  // bytes of a piece on its way
+    uint64_t piece_size() const { return piece_size_; }  // bytes of a piece on its way
     uint64_t size(uint64_t block, uint64_t piece) const { return wire_size(wire_, element_, length(block, piece)); }
     // Where a piece is sent from, and where a finished one is received.
     char* at(uint64_t block, uint64_t piece) const {
         return wire_ == Wire::same ? data_ + begin(block, piece) * element_
-                                   : travelling_ + (block * pieces_ + piece) % places_ * room_;
+                                   : travelling_ + (block * pieces_ + piece) % places_ * piece_size_;
     }
     // Before a piece is sent.
     void prepare(uint64_t block, uint64_t piece) const {
@@ -71,24 +71,24 @@ public:
             kernels().decode(wire_, at(block, piece), floats(block, piece), length(block, piece), false);
     }
     // Adds a piece that has come. `before`: it is of a member before this one.
-    void absorb(uint64_t block, uint64_t piece, const char* came, bool before) const {
+    void absorb(uint64_t block, uint64_t piece, const char* received, bool before) const {
         if (wire_ != Wire::same) {
-            kernels().decode(wire_, came, floats(block, piece), length(block, piece), true);
+            kernels().decode(wire_, received, floats(block, piece), length(block, piece), true);
             return;
         }
-        char* mine = at(block, piece);
-        const void* sources[2] = {before ? came : mine, before ? mine : came};
-        void* destination = mine;
+        char* own_data = at(block, piece);
+        const void* sources[2] = {before ? received : own_data, before ? own_data : received};
+        void* destination = own_data;
         reduce(call_.type, call_.reduction, sources, 2, &destination, 1, length(block, piece));
     }
 
     // The piece of this member, which was prepared, and that of the only other one, which has come: the result,
     // times `scale`.
-    void unite(uint64_t block, uint64_t piece, const char* came, bool before, double scale) const {
-        const char* mine = at(block, piece);
+    void unite(uint64_t block, uint64_t piece, const char* received, bool before, double scale) const {
+        const char* own_data = at(block, piece);
         const uint64_t count = length(block, piece);
         if (wire_ == Wire::same) {
-            const void* sources[2] = {before ? came : mine, before ? mine : came};
+            const void* sources[2] = {before ? received : own_data, before ? own_data : received};
             void* destination = at(block, piece);
             reduce(call_.type, call_.reduction, sources, 2, &destination, 1, count, scale);
             return;
@@ -96,8 +96,8 @@ public:
         for (uint64_t done = 0; done < count; done += in_cache) {  // so that the second step finds what the first left
             const uint64_t step = std::min(in_cache, count - done), offset = wire_size(wire_, element_, done);
             float* out = floats(block, piece) + done;
-            kernels().decode(wire_, mine + offset, out, step, false);
-            kernels().decode(wire_, came + offset, out, step, true);
+            kernels().decode(wire_, own_data + offset, out, step, false);
+            kernels().decode(wire_, received + offset, out, step, true);
             if (scale == 1.0) continue;
             const void* source = out;
             void* destination = out;
@@ -123,7 +123,7 @@ private:
     Wire wire_;
     uint64_t element_;
     char* data_;
-    uint64_t count_, each_, in_piece_, pieces_, places_, room_;
+    uint64_t count_, each_, in_piece_, pieces_, places_, piece_size_;
     char* travelling_ = nullptr;
     float* residual_ = nullptr;
 };
@@ -141,8 +141,8 @@ void Group::across_nodes(const std::vector<int>& column, int position, char* dat
     const bool compressed = call.wire != Wire::same && count * size_of(call.type) > compressed_from;
     std::optional<Links::Engaged> engaged;
     if (count * size_of(call.type) > piece_bytes) engaged.emplace(context_->links(), key_, sequence_, check_of(call));
-    // Who has nothing else to do drives the links between two looks, too: the thread in the background would only take
-    // the core from it.
+    // A caller who has nothing else to do drives the links between two polls, too: the thread in the background would
+    // only take the core from it.
     std::optional<Links::Foreground> driving;
     if (engaged && patient_) driving.emplace(context_->links());
     if (column.size() == 2)
@@ -156,13 +156,13 @@ void Group::across_nodes(const std::vector<int>& column, int position, char* dat
 
 void Group::send_piece(Batch& sends, size_t index, int peer, uint32_t tag, uint32_t check, const char* data,
                        uint64_t size) {
-    if (auto less = without_zeros(data, size); less.size) {
+    if (auto compact = without_zeros(data, size); compact.size) {
         sends.sent.resize(sends.count);
-        sends.sent[index] = std::move(less.data);
-        while (sends.left < index && sends[sends.left].state.load(std::memory_order_acquire) == State::done)
-            sends.sent[sends.left++].reset();
+        sends.sent[index] = std::move(compact.data);
+        while (sends.released < index && sends[sends.released].state.load(std::memory_order_acquire) == State::done)
+            sends.sent[sends.released++].reset();
         data = sends.sent[index].get();
-        size = less.size;
+        size = compact.size;
     }
     context_->links().send_message(peer, key_, sequence_, tag, check, data, size, &sends[index]);
 }
@@ -185,9 +185,9 @@ void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const
     const uint64_t pieces = transit.pieces(), ahead = std::min(most_ahead, pieces);
     Links& links = context_->links();
     const uint32_t check = check_of(call);
-    char* room = scratch(ahead * transit.room());
+    char* receive_buffer = scratch(ahead * transit.piece_size());
     Batch receives(links, pieces), sends(links, pieces);
-    auto place = [&](uint64_t p) { return room + p % ahead * transit.room(); };
+    auto place = [&](uint64_t p) { return receive_buffer + p % ahead * transit.piece_size(); };
     auto expect = [&](uint64_t p) {
         expect_piece(receives, p, peer, uint32_t(p), check, place(p), transit.size(0, p));
     };
@@ -215,12 +215,12 @@ void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const
 void Group::exchange_halves(int peer, bool first, char* data, uint64_t count, const Call& call, double scale) {
     Transit transit(call, false, data, count, 2, travelling_);
     const uint64_t pieces = transit.pieces(), ahead = std::min<uint64_t>(window, pieces);
-    const uint64_t mine = first ? 0 : 1, theirs = 1 - mine;
+    const uint64_t own_block = first ? 0 : 1, peer_block = 1 - own_block;
     Links& links = context_->links();
     const uint32_t check = check_of(call);
-    char* room = scratch(ahead * transit.room());
+    char* receive_buffer = scratch(ahead * transit.piece_size());
     Batch receives(links, 2 * pieces), sends(links, 2 * pieces);
-    auto place = [&](uint64_t p) { return room + p % ahead * transit.room(); };
+    auto place = [&](uint64_t p) { return receive_buffer + p % ahead * transit.piece_size(); };
     auto expect = [&](uint64_t tag, char* into, uint64_t size) {
         expect_piece(receives, tag, peer, uint32_t(tag), check, into, size);
     };
@@ -229,16 +229,16 @@ void Group::exchange_halves(int peer, bool first, char* data, uint64_t count, co
     };
     uint64_t sums = 0;  // that are expected
     auto expect_sum = [&] {
-        expect(pieces + sums, transit.at(theirs, sums), transit.size(theirs, sums));
+        expect(pieces + sums, transit.at(peer_block, sums), transit.size(peer_block, sums));
         ++sums;
     };
-    for (uint64_t p = 0; p < ahead; ++p) expect(p, place(p), transit.size(mine, p));
-    for (uint64_t p = 0; p < pieces; ++p) send(p, theirs, p);
+    for (uint64_t p = 0; p < ahead; ++p) expect(p, place(p), transit.size(own_block, p));
+    for (uint64_t p = 0; p < pieces; ++p) send(p, peer_block, p);
     for (uint64_t p = 0; p < pieces; ++p) {
         finish(receives, p);
-        transit.unite(mine, p, place(p), !first, scale);
-        send(pieces + p, mine, p);
-        if (p + ahead < pieces) expect(p + ahead, place(p + ahead), transit.size(mine, p + ahead));
+        transit.unite(own_block, p, place(p), !first, scale);
+        send(pieces + p, own_block, p);
+        if (p + ahead < pieces) expect(p + ahead, place(p + ahead), transit.size(own_block, p + ahead));
         // A sum takes the place of what was sent.
         while (sums <= p && sends[sums].state.load(std::memory_order_acquire) == State::done) expect_sum();
     }
@@ -256,16 +256,16 @@ void Group::exchange_all(const std::vector<int>& column, int position, char* dat
     const size_t m = column.size();
     Links& links = context_->links();
     const uint32_t check = check_of(call);
-    char* room = scratch(step * m);
+    char* receive_buffer = scratch(step * m);
     Batch receives(links, m), sends(links, m);
     for (size_t i = 0; i < m; ++i)
         if (int(i) != position)
-            links.receive_message(column[i], key_, sequence_, 0, check, room + i * step, bytes, &receives[i]);
+            links.receive_message(column[i], key_, sequence_, 0, check, receive_buffer + i * step, bytes, &receives[i]);
     for (size_t i = 0; i < m; ++i)
         if (int(i) != position) links.send_message(column[i], key_, sequence_, 0, check, data, bytes, &sends[i]);
     std::vector<const void*> sources(m);
     for (size_t i = 0; i < m; ++i) {
-        sources[i] = int(i) == position ? data : room + i * step;
+        sources[i] = int(i) == position ? data : receive_buffer + i * step;
         receives[size_t(position)].state = sends[size_t(position)].state = State::done;
         finish(receives, i);
         finish(sends, i);
@@ -277,16 +277,18 @@ void Group::exchange_all(const std::vector<int>& column, int position, char* dat
 // Blocks travel around in pieces; each is passed on as soon as it is there.
 void Group::ring(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
                  bool compressed) {
-    const uint64_t m = column.size(), self = uint64_t(position);
-    const int next = column[(self + 1) % m], previous = column[(self + m - 1) % m];
+    const uint64_t m = column.size(), own_position = uint64_t(position);
+    const int next = column[(own_position + 1) % m], previous = column[(own_position + m - 1) % m];
     Transit transit(call, compressed, data, count, m, travelling_);
     Links& links = context_->links();
     const uint32_t check = check_of(call);
     const uint64_t pieces = transit.pieces(), steps = 2 * (m - 1);
     // Block that is received in a step: sums until step m - 2, finished ones after it.
-    auto block_at = [&](uint64_t step) { return (self + 2 * m - 1 - step) % m; };
-    char* room = scratch(2 * pieces * transit.room());
-    auto place = [&](uint64_t step, uint64_t p) { return room + (step % 2 * pieces + p) * transit.room(); };
+    auto block_at = [&](uint64_t step) { return (own_position + 2 * m - 1 - step) % m; };
+    char* receive_buffer = scratch(2 * pieces * transit.piece_size());
+    auto place = [&](uint64_t step, uint64_t p) {
+        return receive_buffer + (step % 2 * pieces + p) * transit.piece_size();
+    };
     Batch receives(links, size_t(steps * pieces)), sends(links, size_t(steps * pieces));
     auto expect = [&](uint64_t step) {
         for (uint64_t p = 0; p < pieces; ++p) {
@@ -296,7 +298,7 @@ void Group::ring(const std::vector<int>& column, int position, char* data, uint6
         }
     };
     auto send = [&](uint64_t step, uint64_t p) {
-        const uint64_t block = (self + 2 * m - step) % m;
+        const uint64_t block = (own_position + 2 * m - step) % m;
         if (step < m) transit.prepare(block, p);
         if (step == m - 1) transit.settle(block, p);
         send_piece(sends, step * pieces + p, next, uint32_t(step * pieces + p), check, transit.at(block, p),
@@ -327,21 +329,22 @@ class Group::Halving {
 public:
     Halving(Group& group, const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
             bool compressed)
-        : group_(group), column_(column), self_(uint64_t(position)), power_(std::bit_floor(uint64_t(column.size()))),
+        : group_(group), column_(column), own_position_(uint64_t(position)),
+          power_(std::bit_floor(uint64_t(column.size()))),
           leaning_(column.size() - power_), transit_(call, compressed, data, count, power_, group.travelling_),
           pieces_(transit_.pieces()), check_(group.check_of(call)) {}
 
     void run() {
-        const uint64_t all = power_ * pieces_;
-        if (self_ < 2 * leaning_ && self_ % 2 == 0) {
-            trade(self_ + 1, 0, 0, 0, all);
+        const uint64_t total = power_ * pieces_;
+        if (own_position_ < 2 * leaning_ && own_position_ % 2 == 0) {
+            trade(own_position_ + 1, 0, 0, 0, total);
             step_ = last;
-            return swap(self_ + 1, 0, all, 0, 0);
+            return swap(own_position_ + 1, 0, total, 0, 0);
         }
-        if (self_ < 2 * leaning_) trade(self_ - 1, 0, all, 0, 0);
-        reduce_and_share(self_ < 2 * leaning_ ? self_ / 2 : self_ - leaning_);
+        if (own_position_ < 2 * leaning_) trade(own_position_ - 1, 0, total, 0, 0);
+        reduce_and_share(own_position_ < 2 * leaning_ ? own_position_ / 2 : own_position_ - leaning_);
         step_ = last;
-        if (self_ < 2 * leaning_) swap(self_ - 1, 0, 0, 0, all);
+        if (own_position_ < 2 * leaning_) swap(own_position_ - 1, 0, 0, 0, total);
     }
 
 private:
@@ -350,9 +353,9 @@ private:
         auto member = [&](uint64_t n) { return n < leaning_ ? 2 * n + 1 : n + leaning_; };
         for (uint64_t distance = power_ / 2; distance; distance /= 2) {
             ++step_;
-            const uint64_t own = number & ~(distance - 1), given = own ^ distance;
-            trade(member(number ^ distance), own * pieces_, (own + distance) * pieces_, given * pieces_,
-                  (given + distance) * pieces_);
+            const uint64_t own_block = number & ~(distance - 1), peer_block = own_block ^ distance;
+            trade(member(number ^ distance), own_block * pieces_, (own_block + distance) * pieces_,
+                  peer_block * pieces_, (peer_block + distance) * pieces_);
         }
         for (uint64_t p = 0; p < pieces_; ++p) {
             transit_.prepare(number, p);
@@ -360,19 +363,19 @@ private:
         }
         for (uint64_t distance = 1; distance < power_; distance *= 2) {
             ++step_;
-            const uint64_t mine = number & ~(distance - 1), theirs = mine ^ distance;
-            swap(member(number ^ distance), theirs * pieces_, (theirs + distance) * pieces_, mine * pieces_,
-                 (mine + distance) * pieces_);
+            const uint64_t own_block = number & ~(distance - 1), peer_block = own_block ^ distance;
+            swap(member(number ^ distance), peer_block * pieces_, (peer_block + distance) * pieces_,
+                 own_block * pieces_, (own_block + distance) * pieces_);
         }
     }
 
     // Sends some pieces and adds others, [begin, end) by number, that the peer sends.
     void trade(uint64_t peer, uint64_t begin, uint64_t end, uint64_t send_begin, uint64_t send_end) {
         const uint64_t number = end - begin, ahead = std::min<uint64_t>(window, number);
-        char* room = group_.scratch(ahead * transit_.room());
+        char* receive_buffer = group_.scratch(ahead * transit_.piece_size());
         Links& links = group_.context_->links();
         Batch receives(links, number), sends(links, send_end - send_begin);
-        auto place = [&](uint64_t i) { return room + i % ahead * transit_.room(); };
+        auto place = [&](uint64_t i) { return receive_buffer + i % ahead * transit_.piece_size(); };
         for (uint64_t i = 0; i < ahead; ++i) expect(peer, begin + i, receives, i, place(i));
         for (uint64_t i = send_begin; i < send_end; ++i) {
             transit_.prepare(i / pieces_, i % pieces_);
@@ -380,7 +383,7 @@ private:
         }
         for (uint64_t i = 0; i < number; ++i) {
             group_.finish(receives, i);
-            transit_.absorb((begin + i) / pieces_, (begin + i) % pieces_, place(i), peer < self_);
+            transit_.absorb((begin + i) / pieces_, (begin + i) % pieces_, place(i), peer < own_position_);
             if (i + ahead < number) expect(peer, begin + i + ahead, receives, i + ahead, place(i + ahead));
         }
         finish_all(sends);  // finished pieces will take the place of these
@@ -417,7 +420,7 @@ private:
 
     Group& group_;
     const std::vector<int>& column_;
-    const uint64_t self_, power_, leaning_;
+    const uint64_t own_position_, power_, leaning_;
     Transit transit_;
     const uint64_t pieces_;
     const uint32_t check_;
@@ -436,32 +439,32 @@ LinkModel Group::measure_links() {
     const size_t m = nodes_.size(), sizes = std::size(calibrated_sizes);
     std::vector<double> slowest(sizes, 0.0);
     std::vector<char> out(calibrated_sizes[sizes - 1]), in(out.size());
-    Call meeting;
-    execute(meeting);
-    if (my_local_ == 0)
+    Call barrier_call;
+    execute(barrier_call);
+    if (local_rank_ == 0)
         for (size_t distance = 1; distance <= std::min(m - 1, calibrated_distances); ++distance) {
-            const int right = nodes_[(size_t(my_node_) + distance) % m][0];
-            const int left = nodes_[(size_t(my_node_) + m - distance) % m][0];
+            const int right = nodes_[(size_t(own_node_) + distance) % m][0];
+            const int left = nodes_[(size_t(own_node_) + m - distance) % m][0];
             for (size_t s = 0; s < sizes; ++s) {
-                double quickest = 1e12;
+                double shortest = 1e12;
                 for (int turn = 0; turn < calibration_turns; ++turn) {
                     const int64_t begin = now_ns();
                     auto receiving = receive(left, in.data(), calibrated_sizes[s], calibration_tag);
                     auto sending = send(right, out.data(), calibrated_sizes[s], calibration_tag);
                     receiving->wait({});
                     sending->wait({});
-                    quickest = std::min(quickest, double(now_ns() - begin) / 1000);
+                    shortest = std::min(shortest, double(now_ns() - begin) / 1000);
                 }
-                slowest[s] = std::max(slowest[s], quickest);
+                slowest[s] = std::max(slowest[s], shortest);
             }
         }
-    Call agree;
-    agree.kind = Kind::allreduce;
-    agree.buffer = slowest.data();
-    agree.count = sizes;
-    agree.type = Type::f64;
-    agree.reduction = Reduction::maximum;
-    execute(agree);
+    Call maximum_call;
+    maximum_call.kind = Kind::allreduce;
+    maximum_call.buffer = slowest.data();
+    maximum_call.count = sizes;
+    maximum_call.type = Type::f64;
+    maximum_call.reduction = Reduction::maximum;
+    execute(maximum_call);
     for (size_t s = 0; s < sizes; ++s) model.points.emplace_back(calibrated_sizes[s], slowest[s]);
     return model;
 }

@@ -21,9 +21,9 @@ void Group::allreduce(const Call& call) {
     const double scale = call.reduction == Reduction::mean ? 1.0 / size() : 1.0;
     char* data = static_cast<char*>(call.buffer);
     if (one_node()) {
-        const bool small = bytes * uint64_t(locals()) <= 2 * inline_size && bytes <= inline_size;
+        const bool small = bytes * uint64_t(local_size()) <= 2 * inline_size && bytes <= inline_size;
         arrive(call, small ? data : nullptr, small ? bytes : 0);
-        if (locals() == 1 || bytes == 0) return;
+        if (local_size() == 1 || bytes == 0) return;
         if (small && all_inlined()) return allreduce_inline(call, scale);
         std::vector<char*> buffers;
         if (peers_in_segments(bytes, buffers)) return allreduce_in_segments(call, buffers, scale);
@@ -31,8 +31,8 @@ void Group::allreduce(const Call& call) {
     }
     arrive(call, nullptr, 0);
     if (bytes == 0) return;
-    if (uniform() && locals() == 1) {
-        across_nodes(column(0), my_node_, data, call.count, call, scale);
+    if (uniform() && local_size() == 1) {
+        across_nodes(column(0), own_node_, data, call.count, call, scale);
     } else {
         // Sum within each node first. Where nodes are alike every member carries a slice between them.
         std::vector<Range> slices = even_slices(call.count, element);
@@ -41,12 +41,12 @@ void Group::allreduce(const Call& call) {
             std::fill(slices.begin(), slices.end(), Range{0, 0});
             slices[0] = {0, bytes};
         }
-        char* own = data + slices[size_t(my_local_)].offset;
-        if (locals() > 1) reduce_slices(data, slices, own, call);
-        if (slices[size_t(my_local_)].size)
-            across_nodes(column(spread ? my_local_ : 0), my_node_, own, slices[size_t(my_local_)].size / element, call,
-                         scale);
-        if (locals() > 1) {
+        char* own_slice = data + slices[size_t(local_rank_)].offset;
+        if (local_size() > 1) reduce_slices(data, slices, own_slice, call);
+        if (slices[size_t(local_rank_)].size)
+            across_nodes(column(spread ? local_rank_ : 0), own_node_, own_slice,
+                         slices[size_t(local_rank_)].size / element, call, scale);
+        if (local_size() > 1) {
             std::vector<std::vector<Range>> shares;
             for (auto& slice : slices) shares.push_back({slice});
             share(data, shares);
@@ -68,28 +68,28 @@ void Group::broadcast(const Call& call) {
     int root_node = 0;
     for (size_t n = 0; n < nodes_.size(); ++n)
         if (std::count(nodes_[n].begin(), nodes_[n].end(), call.root)) root_node = int(n);
-    auto speaker = [&](int node) { return node == root_node ? call.root : nodes_[size_t(node)][0]; };
-    const int m = int(nodes_.size()), place = (my_node_ - root_node + m) % m;
-    const bool speaking = speaker(my_node_) == me_;
-    int local_speaker = 0;
-    for (int l = 0; l < locals(); ++l)
-        if (local_members_[size_t(l)] == speaker(my_node_)) local_speaker = l;
-    auto rank_at = [&](int p) { return ranks_[size_t(speaker((p + root_node) % m))]; };
+    auto leader = [&](int node) { return node == root_node ? call.root : nodes_[size_t(node)][0]; };
+    const int m = int(nodes_.size()), relative_node = (own_node_ - root_node + m) % m;
+    const bool is_leader = leader(own_node_) == index_;
+    int local_leader = 0;
+    for (int l = 0; l < local_size(); ++l)
+        if (local_members_[size_t(l)] == leader(own_node_)) local_leader = l;
+    auto rank_at = [&](int p) { return ranks_[size_t(leader((p + root_node) % m))]; };
     std::vector<int> children;  // of a binomial tree
     int parent = -1;
     for (int bit = 1; bit < m; bit <<= 1) {
-        if (place & bit) {
-            parent = place - bit;
+        if (relative_node & bit) {
+            parent = relative_node - bit;
             break;
         }
-        if (place + bit < m) children.push_back(place + bit);
+        if (relative_node + bit < m) children.push_back(relative_node + bit);
     }
     std::reverse(children.begin(), children.end());
 
     Links& links = context_->links();
     const uint32_t check = check_of(call);
     const size_t pieces = size_t((bytes + chunk_size - 1) / chunk_size);
-    const bool linked = m > 1 && speaking;
+    const bool linked = m > 1 && is_leader;
     Batch receives(links, linked && parent >= 0 ? pieces : 0), sends(links, linked ? pieces * children.size() : 0);
     auto size_at = [&](size_t p) { return std::min(chunk_size, bytes - p * chunk_size); };
     for (size_t p = 0; p < receives.count; ++p)
@@ -103,12 +103,12 @@ void Group::broadcast(const Call& call) {
                 links.send_message(rank_at(children[c]), key_, sequence_, uint32_t(p), check, at, size_at(p),
                                    &sends[p * children.size() + c]);
         }
-        if (locals() == 1) continue;
+        if (local_size() == 1) continue;
         const uint32_t slot = staged_ % depth;
-        if (speaking) std::memcpy(area(my_local_).staging[slot], at, size_at(p));
+        if (is_leader) std::memcpy(area(local_rank_).staging[slot], at, size_at(p));
         post_staged();
         await(&Area::staged, staged_);
-        if (!speaking) std::memcpy(at, area(local_speaker).staging[slot], size_at(p));
+        if (!is_leader) std::memcpy(at, area(local_leader).staging[slot], size_at(p));
     }
     for (size_t i = 0; i < sends.count; ++i) finish(sends, i);
 }
@@ -119,26 +119,26 @@ void Group::reduce_scatter(const Call& call) {
     const char* input = static_cast<const char*>(call.input);
     char* output = static_cast<char*>(call.output);
     if (!one_node() && !uniform()) {
-        // Nodes that differ: reduce everything, keep what is ours.
-        std::vector<char> all(input, input + block * uint64_t(size()));
-        Call whole = call;
-        whole.kind = Kind::allreduce;
-        whole.buffer = all.data();
-        whole.count = call.count * uint64_t(size());
-        allreduce(whole);
-        std::memcpy(output, all.data() + block * uint64_t(me_), block);
+        // Nodes that differ: reduce everything, keep the own block.
+        std::vector<char> reduced(input, input + block * uint64_t(size()));
+        Call full_call = call;
+        full_call.kind = Kind::allreduce;
+        full_call.buffer = reduced.data();
+        full_call.count = call.count * uint64_t(size());
+        allreduce(full_call);
+        std::memcpy(output, reduced.data() + block * uint64_t(index_), block);
         return;
     }
     arrive(call, nullptr, 0);
     if (block == 0) return;
     std::vector<char*> inputs;
-    if (one_node() && locals() > 1 && peers_in_segments(block * uint64_t(size()), inputs)) {
+    if (one_node() && local_size() > 1 && peers_in_segments(block * uint64_t(size()), inputs)) {
         // Every member reads its block of all inputs where they lie.
         std::vector<const void*> sources;
-        for (char* theirs : inputs) sources.push_back(theirs + uint64_t(me_) * block);
+        for (char* peer_input : inputs) sources.push_back(peer_input + uint64_t(index_) * block);
         void* destination = output;
-        reduce(call.type, call.reduction, sources.data(), locals(), &destination, 1, call.count, scale);
-        area(my_local_).finished.post(++finished_);
+        reduce(call.type, call.reduction, sources.data(), local_size(), &destination, 1, call.count, scale);
+        area(local_rank_).finished.post(++finished_);
         await(&Area::finished, finished_);
         return;
     }
@@ -147,10 +147,10 @@ void Group::reduce_scatter(const Call& call) {
     for (size_t n = 0; n < m; ++n) {
         std::vector<Range> slices;
         for (int member : nodes_[n]) slices.push_back({uint64_t(member) * block, block});
-        const bool ours = int(n) == my_node_;
-        if (m > 1 && !ours) partial[n].resize(block);
-        char* into = ours ? output : partial[n].data();
-        if (locals() > 1) reduce_slices(input, slices, into, call);
+        const bool is_own_node = int(n) == own_node_;
+        if (m > 1 && !is_own_node) partial[n].resize(block);
+        char* into = is_own_node ? output : partial[n].data();
+        if (local_size() > 1) reduce_slices(input, slices, into, call);
         else std::memmove(into, input + slices[0].offset, block);
     }
     if (m > 1) add_across_nodes(call, partial);
@@ -168,23 +168,24 @@ void Group::add_across_nodes(const Call& call, std::vector<std::vector<char>>& p
     char* output = static_cast<char*>(call.output);
     Links& links = context_->links();
     const uint32_t check = check_of(call);
-    auto ranks = column(my_local_);
-    std::vector<char> room(block * m);
+    auto ranks = column(local_rank_);
+    std::vector<char> receive_buffer(block * m);
     Batch receives(links, m), sends(links, m);
     for (size_t n = 0; n < m; ++n) {
-        if (int(n) == my_node_) {
+        if (int(n) == own_node_) {
             receives[n].state = sends[n].state = State::done;
             continue;
         }
-        links.receive_message(ranks[n], key_, sequence_, 0, check, room.data() + n * block, block, &receives[n]);
+        links.receive_message(ranks[n], key_, sequence_, 0, check, receive_buffer.data() + n * block, block,
+                              &receives[n]);
     }
     for (size_t n = 0; n < m; ++n)
-        if (int(n) != my_node_)
+        if (int(n) != own_node_)
             links.send_message(ranks[n], key_, sequence_, 0, check, partial[n].data(), block, &sends[n]);
     std::vector<const void*> sources(m);
     for (size_t n = 0; n < m; ++n) {
         finish(receives, n);
-        sources[n] = int(n) == my_node_ ? output : room.data() + n * block;
+        sources[n] = int(n) == own_node_ ? output : receive_buffer.data() + n * block;
     }
     void* destination = output;
     reduce(call.type, call.reduction, sources.data(), int(m), &destination, 1, call.count);
@@ -197,23 +198,23 @@ void Group::allgather(const Call& call) {
     std::vector<uint64_t> offsets(size_t(size()) + 1, 0);
     for (size_t i = 0; i < size_t(size()); ++i) offsets[i + 1] = offsets[i] + call.receive_sizes[i];
     auto range = [&](int member) { return Range{offsets[size_t(member)], call.receive_sizes[size_t(member)]}; };
-    if (range(me_).size) std::memmove(output + range(me_).offset, call.input, range(me_).size);
+    if (range(index_).size) std::memmove(output + range(index_).offset, call.input, range(index_).size);
     if (size() == 1) return;
 
     // One member of each node receives a block from elsewhere: in turn, so that all carry alike.
-    std::vector<std::vector<Range>> held((size_t(locals())));
-    for (int l = 0; l < locals(); ++l) held[size_t(l)].push_back(range(local_members_[size_t(l)]));
+    std::vector<std::vector<Range>> held_ranges((size_t(local_size())));
+    for (int l = 0; l < local_size(); ++l) held_ranges[size_t(l)].push_back(range(local_members_[size_t(l)]));
     if (!one_node()) {
         Links& links = context_->links();
         const uint32_t check = check_of(call);
         Batch receives(links, size_t(size())), sends(links, nodes_.size());
         for (size_t n = 0; n < nodes_.size(); ++n) {
-            if (int(n) == my_node_) continue;
+            if (int(n) == own_node_) continue;
             for (size_t i = 0; i < nodes_[n].size(); ++i) {
                 int member = nodes_[n][i];
-                size_t holder = i % size_t(locals());
-                held[holder].push_back(range(member));
-                if (int(holder) == my_local_)
+                size_t holder = i % size_t(local_size());
+                held_ranges[holder].push_back(range(member));
+                if (int(holder) == local_rank_)
                     links.receive_message(ranks_[size_t(member)], key_, sequence_, 0, check,
                                           output + range(member).offset, range(member).size, &receives[size_t(member)]);
                 else
@@ -222,25 +223,25 @@ void Group::allgather(const Call& call) {
         }
         for (int member : local_members_) receives[size_t(member)].state = State::done;
         for (size_t n = 0; n < nodes_.size(); ++n) {
-            if (int(n) == my_node_) {
+            if (int(n) == own_node_) {
                 sends[n].state = State::done;
                 continue;
             }
-            int holder = nodes_[n][size_t(my_local_) % nodes_[n].size()];
-            links.send_message(ranks_[size_t(holder)], key_, sequence_, 0, check, output + range(me_).offset,
-                               range(me_).size, &sends[n]);
+            int holder = nodes_[n][size_t(local_rank_) % nodes_[n].size()];
+            links.send_message(ranks_[size_t(holder)], key_, sequence_, 0, check, output + range(index_).offset,
+                               range(index_).size, &sends[n]);
         }
         for (size_t i = 0; i < receives.count; ++i) finish(receives, i);
         for (size_t i = 0; i < sends.count; ++i) finish(sends, i);
     }
-    if (locals() > 1) share(output, held);
+    if (local_size() > 1) share(output, held_ranges);
 }
 
-void Group::fail_alltoall(int member, uint64_t theirs, uint64_t mine) {
+void Group::fail_alltoall(int member, uint64_t peer_size, uint64_t own_size) {
     const int rank = ranks_[size_t(member)];
     fail_mismatch(rank,
-                  "Rank " + std::to_string(rank) + " sends " + std::to_string(theirs) + " bytes to rank " +
-                      std::to_string(context_->rank()) + ", which expects " + std::to_string(mine) + ".",
+                  "Rank " + std::to_string(rank) + " sends " + std::to_string(peer_size) + " bytes to rank " +
+                      std::to_string(context_->rank()) + ", which expects " + std::to_string(own_size) + ".",
                   "Give matching sizes on both ranks.");
 }
 
@@ -271,11 +272,11 @@ void Group::alltoall(const Call& call) {
         if (!context_->is_local(ranks_[i]))
             links.send_message(ranks_[i], key_, sequence_, 0, check, input + from[i], call.send_sizes[i], &sends[i]);
 
-    if (call.send_sizes[size_t(me_)] != call.receive_sizes[size_t(me_)])
-        fail_alltoall(me_, call.send_sizes[size_t(me_)], call.receive_sizes[size_t(me_)]);
-    if (call.send_sizes[size_t(me_)])
-        std::memmove(output + to[size_t(me_)], input + from[size_t(me_)], call.send_sizes[size_t(me_)]);
-    if (locals() > 1) alltoall_within_node(call, from, to);
+    if (call.send_sizes[size_t(index_)] != call.receive_sizes[size_t(index_)])
+        fail_alltoall(index_, call.send_sizes[size_t(index_)], call.receive_sizes[size_t(index_)]);
+    if (call.send_sizes[size_t(index_)])
+        std::memmove(output + to[size_t(index_)], input + from[size_t(index_)], call.send_sizes[size_t(index_)]);
+    if (local_size() > 1) alltoall_within_node(call, from, to);
     for (size_t i = 0; i < receives.count; ++i) finish(receives, i);
     for (size_t i = 0; i < sends.count; ++i) finish(sends, i);
 }
@@ -284,24 +285,24 @@ void Group::alltoall(const Call& call) {
 void Group::barrier(const Call& call) {
     if (one_node()) return;
     const size_t m = nodes_.size();
-    if (my_local_ == 0) {
+    if (local_rank_ == 0) {
         Links& links = context_->links();
         auto ranks = column(0);
         const uint32_t check = check_of(call);
         for (size_t distance = 1, round = 0; distance < m; distance <<= 1, ++round) {
-            Batch two(links, 2);
-            links.receive_message(ranks[(size_t(my_node_) + m - distance) % m], key_, sequence_, uint32_t(round), check,
-                                  nullptr, 0, &two[0]);
-            links.send_message(ranks[(size_t(my_node_) + distance) % m], key_, sequence_, uint32_t(round), check, nullptr,
-                               0, &two[1]);
-            finish(two, 0);
-            finish(two, 1);
+            Batch exchange(links, 2);
+            links.receive_message(ranks[(size_t(own_node_) + m - distance) % m], key_, sequence_, uint32_t(round),
+                                  check, nullptr, 0, &exchange[0]);
+            links.send_message(ranks[(size_t(own_node_) + distance) % m], key_, sequence_, uint32_t(round), check,
+                               nullptr, 0, &exchange[1]);
+            finish(exchange, 0);
+            finish(exchange, 1);
         }
     }
     ++finished_;
-    if (locals() == 1) return;
-    area(my_local_).finished.post(finished_);
-    if (my_local_ != 0) await_one(area(0).finished, finished_, 0);
+    if (local_size() == 1) return;
+    area(local_rank_).finished.post(finished_);
+    if (local_rank_ != 0) await_peer(area(0).finished, finished_, 0);
 }
 
 }  // namespace carme

@@ -40,23 +40,23 @@ Context::Context(int rank, int size, const MakeLinks& make_links)
 Context::~Context() { close(); }
 
 void Context::measure_clock(int times, Deadline deadline) {
-    int64_t least = std::numeric_limits<int64_t>::max(), at = 0, offset = 0;
+    int64_t shortest = std::numeric_limits<int64_t>::max(), at = 0, offset = 0;
     for (int i = 0; i < times && !is_lost(0); ++i) {
         Frame frame;
         frame.type = FrameType::echo;
         Request request;
         const int64_t requested = now_ns();
-        links_->ask(0, frame, &request);
+        links_->send_request(0, frame, &request);
         if (!links_->drive(true, deadline, [&] { return request.state.load() != State::pending; }, [] {}))
             links_->cancel(&request, 1);
         if (request.state.load() != State::done) break;
-        const int64_t took = now_ns() - requested;
-        if (took >= least) continue;
-        least = took;
-        at = requested + took / 2;
+        const int64_t round_trip = now_ns() - requested;
+        if (round_trip >= shortest) continue;
+        shortest = round_trip;
+        at = requested + round_trip / 2;
         offset = int64_t(request.result) - at;
     }
-    if (at) recorder::clock(at, offset, least);
+    if (at) recorder::clock(at, offset, shortest);
 }
 
 void Context::follow_clock() {
@@ -87,9 +87,9 @@ void Context::connect(const std::vector<Endpoint>& endpoints) {
         throw invalid(std::to_string(endpoints.size()) + " endpoints were given for " + std::to_string(size_) +
                           " ranks.",
                       "Give one endpoint per rank.");
-    int here = 0;
+    int local_size = 0;
     for (int r = 0; r < size_; ++r) nodes_[size_t(r)] = endpoints[size_t(r)].node;
-    for (int r = 0; r < size_; ++r) here += is_local(r);
+    for (int r = 0; r < size_; ++r) local_size += is_local(r);
     cpu_set_t cpus = control(rank_).cpus;
     for (int r = 0; r < size_; ++r) {
         const Endpoint& end = endpoints[size_t(r)];
@@ -111,8 +111,8 @@ void Context::connect(const std::vector<Endpoint>& endpoints) {
     }
     // Whether ranks are pinned or not, all of a node come to the same answer.
     cores_ = CPU_COUNT(&cpus);
-    crowded_ = here > cores_;
-    crowded_in_background_ = 2 * here > cores_;
+    crowded_ = local_size > cores_;
+    crowded_in_background_ = 2 * local_size > cores_;
     links_->start();
     letters_->start();
     follow_clock();
@@ -132,12 +132,12 @@ void Context::check_queue(int queue) const {
 
 // What arrives from other nodes
 
-char* Context::locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep) {
+char* Context::locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep_alive) {
     uint64_t limit = 0;
     auto mapping = peer_mapping(rank_, segment, &limit);
     if (!mapping || offset > limit || size > limit - offset) return nullptr;
     char* at = mapping->data() + segment_data + offset;
-    keep = std::move(mapping);
+    keep_alive = std::move(mapping);
     return at;
 }
 
@@ -169,8 +169,8 @@ bool Context::passive_arrived(int peer, std::vector<char> message) {
 
 void Context::group_aborted(uint64_t key, int culprit, const std::string& reason) {
     std::lock_guard lock(aborts_mutex_);
-    for (auto& [known, action] : aborts_)
-        if (known == key) action(culprit, reason);
+    for (auto& [group_key, action] : aborts_)
+        if (group_key == key) action(culprit, reason);
 }
 
 void Context::peer_lost(int peer) { lost_[size_t(peer)].store(true, std::memory_order_release); }
@@ -187,7 +187,7 @@ void Context::forget_abort(uint64_t key) {
 
 // Health
 
-void Context::look_for_deaths() {
+void Context::detect_failures() {
     for (int r = 0; r < size_; ++r) {
         if (pidfds_[size_t(r)] < 0 || is_lost(r)) continue;
         pollfd process{pidfds_[size_t(r)], POLLIN, 0};
@@ -196,7 +196,7 @@ void Context::look_for_deaths() {
 }
 
 std::vector<int> Context::state_vector() {
-    look_for_deaths();
+    detect_failures();
     std::vector<int> states;
     for (int r = 0; r < size_; ++r) states.push_back(is_lost(r));
     return states;
@@ -204,7 +204,7 @@ std::vector<int> Context::state_vector() {
 
 bool Context::ping(int rank) {
     check_rank(rank);
-    look_for_deaths();
+    detect_failures();
     return !is_lost(rank);
 }
 
@@ -212,23 +212,23 @@ bool Context::kill(int rank, Deadline deadline) {
     check_rank(rank);
     if (rank == rank_)
         throw invalid("Rank " + std::to_string(rank) + " is this one.", "Leave the program to end this rank.");
-    auto gone = [&] {
-        look_for_deaths();
+    auto has_ended = [&] {
+        detect_failures();
         return is_lost(rank);
     };
-    if (gone()) return true;
+    if (has_ended()) return true;
     if (is_local(rank)) {
         // By the handle, not the number: that may belong to another process by now.
         if (syscall(SYS_pidfd_send_signal, pidfds_[size_t(rank)], SIGKILL, nullptr, 0) != 0 && errno != ESRCH)
             throw Failure(Trouble::resource, "Rank " + std::to_string(rank) + " cannot be ended: " + error_text(errno) + ".",
                           "See whether this rank has left the run.");
-        Flag tick;  // nobody wakes us: the end of a process is looked for now and then
-        return wait_on(tick, true, deadline, gone, [] {}, [] {});
+        Flag tick;  // no peer wakes this thread: it polls for the end of the process
+        return wait_on(tick, true, deadline, has_ended, [] {}, [] {});
     }
     Frame frame;
     frame.type = FrameType::kill;
     links_->send(rank, frame, nullptr, nullptr);
-    return links_->drive(crowded_, deadline, gone, [] {});
+    return links_->drive(crowded_, deadline, has_ended, [] {});
 }
 
 void Context::end_requested(int peer) {
@@ -238,9 +238,9 @@ void Context::end_requested(int peer) {
 #endif
 }
 
-void Context::throw_if_lost(int rank, const char* doing) {
+void Context::throw_if_lost(int rank, const char* operation) {
     if (is_lost(rank))
-        throw Failure(Trouble::peer_lost, "Rank " + std::to_string(rank) + " was lost during " + doing + ".",
+        throw Failure(Trouble::peer_lost, "Rank " + std::to_string(rank) + " was lost during " + operation + ".",
                       "Form a new group without it, or start the run again.");
 }
 

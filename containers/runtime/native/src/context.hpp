@@ -124,11 +124,11 @@ public:
 
     // Health, and what follows, in context.cpp.
     bool is_lost(int rank) const { return lost_[size_t(rank)].load(std::memory_order_acquire); }
-    void look_for_deaths();  // updates `is_lost` of ranks on this node
+    void detect_failures();  // updates `is_lost` of ranks on this node
     std::vector<int> state_vector();
     bool ping(int rank);
     bool kill(int rank, Deadline deadline);  // false: it has not ended yet
-    void throw_if_lost(int rank, const char* doing);
+    void throw_if_lost(int rank, const char* operation);
 
     // For groups.
     Links& links() { return *links_; }
@@ -158,7 +158,7 @@ private:
     };
     struct PassiveMessage { int from; std::vector<char> data; };
 
-    char* locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep) override;
+    char* locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep_alive) override;
     bool notify(uint16_t segment, uint32_t id, uint32_t value) override;
     std::optional<uint64_t> atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a,
                                    uint64_t b) override;
@@ -170,8 +170,8 @@ private:
 
     void check_rank(int rank) const;
     void check_queue(int queue) const;
-    void check_parts(const char* doing, int rank, const std::vector<Part>& parts);
-    char* own(int id, uint64_t offset, uint64_t size);
+    void check_parts(const char* operation, int rank, const std::vector<Part>& parts);
+    char* local_pointer(int id, uint64_t offset, uint64_t size);
     std::shared_ptr<Mapping> open_peer(int rank, int fd, uint64_t offset, uint64_t size);
     std::shared_ptr<Mapping> peer_mapping(int rank, int id, uint64_t* size);
     std::optional<uint64_t> remote_atomic(int rank, int segment, uint64_t offset, uint8_t operation, uint64_t a,

@@ -19,22 +19,22 @@ uint64_t mix(uint64_t h, uint64_t v) {
 }  // namespace
 
 bool Handle::wait(Deadline deadline) {
-    bool over = wait_on(over_, true, deadline, [&] { return done(); }, [] {}, [] {});
-    if (over && error_) std::rethrow_exception(error_);
-    return over;
+    bool completed = wait_on(completed_, true, deadline, [&] { return done(); }, [] {}, [] {});
+    if (completed && error_) std::rethrow_exception(error_);
+    return completed;
 }
 
 Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline deadline, Algorithm algorithm)
-    : context_(std::move(context)), ranks_(std::move(ranks)), deadline_(deadline), doing_("the forming of a group"),
+    : context_(std::move(context)), ranks_(std::move(ranks)), deadline_(deadline), operation_("the forming of a group"),
       algorithm_(algorithm) {
     std::sort(ranks_.begin(), ranks_.end());
     for (size_t i = 0; i < ranks_.size(); ++i) {
         if (ranks_[i] < 0 || ranks_[i] >= context_->size() || (i && ranks_[i] == ranks_[i - 1]))
             throw invalid("A group cannot hold rank " + std::to_string(ranks_[i]) + " (again).",
                           "Name each rank once, from 0 to " + std::to_string(context_->size() - 1) + ".");
-        if (ranks_[i] == context_->rank()) me_ = int(i);
+        if (ranks_[i] == context_->rank()) index_ = int(i);
     }
-    if (me_ < 0) throw invalid("This rank is not in the group.", "Form a group on its members only.");
+    if (index_ < 0) throw invalid("This rank is not in the group.", "Form a group on its members only.");
     find_nodes();
     // Members count the groups of the same ranks alike, so they agree on the key without a message.
     key_ = mix(0x6361726D65ull, context_->next_generation(ranks_));
@@ -44,7 +44,7 @@ Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline 
     open_area();
     context_->on_abort(key_, [this](int culprit, const std::string& reason) { note_broken(culprit, reason); });
     try {
-        meet(deadline);
+        map_areas(deadline);
         Call first;
         // Members that choose differently would wait for each other: they compare this.
         first.label = std::string("a group that uses ") + name_of(algorithm_) + ", links " +
@@ -61,7 +61,7 @@ Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline 
     }
 }
 
-// Who of the members is on which node.
+// Finds which members are on which node.
 void Group::find_nodes() {
     std::map<int, std::vector<int>> by_node;
     for (int i = 0; i < size(); ++i) by_node[context_->node_of(ranks_[size_t(i)])].push_back(i);
@@ -70,19 +70,19 @@ void Group::find_nodes() {
     std::sort(nodes_.begin(), nodes_.end());
     for (size_t n = 0; n < nodes_.size(); ++n)
         for (size_t l = 0; l < nodes_[n].size(); ++l)
-            if (nodes_[n][l] == me_) {
-                my_node_ = int(n);
-                my_local_ = int(l);
+            if (nodes_[n][l] == index_) {
+                own_node_ = int(n);
+                local_rank_ = int(l);
             }
-    local_members_ = nodes_[size_t(my_node_)];
+    local_members_ = nodes_[size_t(own_node_)];
 }
 
 // Makes this member's area, by which the others on its node know that it is there.
 void Group::open_area() {
     auto forming = context_->forming_groups();
     slot_ = context_->claim_group_slot();
-    auto mine = context_->group_area(context_->rank(), slot_, 0, area_stride);
-    auto* a = reinterpret_cast<Area*>(mine->data());
+    auto own_area = context_->group_area(context_->rank(), slot_, 0, area_stride);
+    auto* a = reinterpret_cast<Area*>(own_area->data());
     a->arrived.value = a->staged.value = a->finished.value = 0;
     a->arrived.sleepers = a->staged.sleepers = a->finished.sleepers = 0;
     a->broken = 0;
@@ -91,14 +91,14 @@ void Group::open_area() {
 }
 
 // Maps the areas of all members on this node.
-void Group::meet(Deadline deadline) {
+void Group::map_areas(Deadline deadline) {
     mappings_.resize(local_members_.size());
     std::vector<Area*> found;
     for (size_t l = 0; l < local_members_.size(); ++l) {
         int rank = ranks_[size_t(local_members_[l])];
         auto& groups = context_->control(rank).groups;
         int slot = -1;
-        Flag tick;  // nobody wakes us: the peer may be a second late, and this happens once per group
+        Flag tick;  // no peer wakes this thread: the peer may be a second late, and this happens once per group
         wait_on(
             tick, true, deadline,
             [&] {
@@ -108,7 +108,7 @@ void Group::meet(Deadline deadline) {
             },
             [] {},
             [&] {
-                context_->look_for_deaths();
+                context_->detect_failures();
                 for (int r : ranks_) context_->throw_if_lost(r, "the forming of a group");
             });
         if (slot < 0)
@@ -179,7 +179,7 @@ void Group::work() {
                 handle->error_ = std::make_exception_ptr(
                     Failure(Trouble::invalid, "The group was deleted before its collective began.",
                             "Wait for all handles before a group is deleted."));
-                handle->over_.post(1);
+                handle->completed_.post(1);
             }
             return;
         }
@@ -194,7 +194,7 @@ void Group::work() {
         }
         lock.lock();
         busy_ = false;
-        handle->over_.post(1);
+        handle->completed_.post(1);
     }
 }
 
@@ -209,11 +209,11 @@ void Group::describe_call(recorder::Record& record, const Call& call) const {
         case Kind::allreduce: break;
         case Kind::broadcast:
             record.peer = call.root;
-            (call.root == me_ ? record.extra : record.size) = 0;
+            (call.root == index_ ? record.extra : record.size) = 0;
             break;
         case Kind::reduce_scatter: record.size = bytes * ranks_.size(); break;
         case Kind::allgather:
-            record.size = call.receive_sizes[size_t(me_)];
+            record.size = call.receive_sizes[size_t(index_)];
             record.extra = sum(call.receive_sizes);
             break;
         case Kind::alltoall:
@@ -228,8 +228,8 @@ void Group::run(const Call& call, bool in_background) {
     crowded_ = in_background ? context_->crowded_in_background() : context_->crowded();
     patient_ = !in_background;
     deadline_ = Deadline::after_ms(call.timeout_ms);
-    doing_ = name_of(call.kind);
-    if (!call.label.empty()) doing_ += " '" + call.label + "'";
+    operation_ = name_of(call.kind);
+    if (!call.label.empty()) operation_ += " '" + call.label + "'";
     throw_if_broken();
     struct Calling {
         const Call*& running;

@@ -38,11 +38,11 @@ using Residual = std::vector<float>;
 class Handle {
 public:
     bool wait(Deadline deadline);  // false: not yet over; throws what the collective threw
-    bool done() const { return over_.value.load(std::memory_order_acquire) != 0; }
+    bool done() const { return completed_.value.load(std::memory_order_acquire) != 0; }
 
 private:
     friend class Group;
-    Flag over_;
+    Flag completed_;
     std::exception_ptr error_;
 };
 
@@ -54,9 +54,10 @@ public:
     Letter(const Letter&) = delete;
     bool wait(Deadline deadline);  // false: not yet over
     bool done() const {
-        const bool over = request_.state.load(std::memory_order_acquire) != State::pending;
-        if (over && !recorded_ && !seen_.load(std::memory_order_relaxed)) seen_.store(now_ns(), std::memory_order_relaxed);
-        return over;
+        const bool completed = request_.state.load(std::memory_order_acquire) != State::pending;
+        if (completed && !recorded_ && !seen_.load(std::memory_order_relaxed))
+            seen_.store(now_ns(), std::memory_order_relaxed);
+        return completed;
     }
 
 private:
@@ -80,7 +81,7 @@ public:
     Group(const Group&) = delete;
 
     const std::vector<int>& ranks() const { return ranks_; }
-    int index() const { return me_; }
+    int index() const { return index_; }
     int size() const { return int(ranks_.size()); }
     uint64_t key() const { return key_; }
 
@@ -120,14 +121,14 @@ private:
     class Transit;
     class Halving;
 
-    Area& area(int local) const { return *areas_[size_t(local)]; }
-    int locals() const { return int(local_members_.size()); }
+    Area& area(int local_rank) const { return *areas_[size_t(local_rank)]; }
+    int local_size() const { return int(local_members_.size()); }
     bool one_node() const { return nodes_.size() == 1; }
 
     // In group.cpp: forming and running.
     void find_nodes();
     void open_area();
-    void meet(Deadline deadline);
+    void map_areas(Deadline deadline);
     void run(const Call& call, bool in_background);
     uint32_t check_of(const Call& call) const;
     void describe_call(recorder::Record& record, const Call& call) const;
@@ -137,18 +138,18 @@ private:
     // In group_arrivals.cpp: meeting and waiting.
     void arrive(const Call& call, const void* inlined, uint64_t inlined_size);
     void compare(const Call& call);
-    void post_staged() { area(my_local_).staged.post(++staged_); }
+    void post_staged() { area(local_rank_).staged.post(++staged_); }
     void await(Flag Area::* flag, uint32_t target);
-    void await_one(Flag& flag, uint32_t target, int local);
+    void await_peer(Flag& flag, uint32_t target, int local_rank);
     void finish(Batch& batch, size_t index);
 
     // In group_failures.cpp: losses and mistakes.
     void health();
     [[noreturn]] void fail_lost(int rank);
     [[noreturn]] void fail_broken(int culprit, const std::string& reason);
-    std::string called() const;  // what runs, for people
+    std::string call_text() const;  // what runs, for people
     [[noreturn]] void fail_mismatch(int culprit, const std::string& reason, const char* remedy);
-    [[noreturn]] void fail_other_call(int rank);
+    [[noreturn]] void fail_call_mismatch(int rank);
     // `reason`: a sentence for all members where they disagree, else empty.
     void break_up(int culprit, const std::string& reason = {});
     bool note_broken(int culprit, const std::string& reason);  // false: it was before
@@ -166,7 +167,7 @@ private:
     void alltoall_within_node(const Call& call, const std::vector<uint64_t>& from, const std::vector<uint64_t>& to);
 
     // In across_nodes.cpp: over the links, for allreduce.
-    // Two nodes scale the result on the way; where there are more of them `scale` is not looked at.
+    // Two nodes scale the result on the way; where there are more of them `scale` is ignored.
     void across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
                       double scale);
     Algorithm choose(size_t nodes, uint64_t count, const Call& call, bool compressed) const;
@@ -190,7 +191,7 @@ private:
     void allgather(const Call& call);
     void alltoall(const Call& call);
     void barrier(const Call& call);
-    [[noreturn]] void fail_alltoall(int member, uint64_t theirs, uint64_t mine);
+    [[noreturn]] void fail_alltoall(int member, uint64_t peer_size, uint64_t own_size);
     std::vector<int> column(int position) const;
     bool uniform() const;
 
@@ -199,9 +200,9 @@ private:
 
     std::shared_ptr<Context> context_;
     std::vector<int> ranks_;
-    int me_ = -1;
+    int index_ = -1;
     std::vector<std::vector<int>> nodes_;  // indices of members, by node, both in order
-    int my_node_ = 0, my_local_ = 0;
+    int own_node_ = 0, local_rank_ = 0;
     std::vector<int> local_members_;
     std::vector<std::shared_ptr<Mapping>> mappings_;
     std::vector<Area*> areas_;
@@ -210,7 +211,7 @@ private:
     uint32_t sequence_ = 0, staged_ = 0, finished_ = 0;
     Deadline deadline_;
     bool crowded_ = false, patient_ = false;  // how the collective that runs has to wait
-    std::string doing_;
+    std::string operation_;
     const Call* call_ = nullptr;  // the collective that runs
     std::mutex breaking_;
     std::vector<char> scratch_, travelling_;
@@ -243,9 +244,9 @@ struct Group::Batch {
     Links& links;
     std::unique_ptr<Request[]> requests;
     size_t count;
-    // By request: what is sent instead of what lies in a buffer. Those of the first `left` have been, and are gone.
+    // By request: what is sent instead of what lies in a buffer. Those of the first `released` have been, and are gone.
     std::vector<std::unique_ptr<char[]>> sent = {};
-    size_t left = 0;
+    size_t released = 0;
 };
 
 }  // namespace carme

@@ -17,9 +17,9 @@ constexpr uint64_t smallest_in_place = 2048;  // below it a copy is cheaper than
 // Announces what this member is about to do, waits until all on this node have, and compares.
 void Group::arrive(const Call& call, const void* inlined, uint64_t inlined_size) {
     ++sequence_;
-    if (locals() == 1) return;
-    Area& mine = area(my_local_);
-    Descriptor& d = mine.descriptors[sequence_ & 1];
+    if (local_size() == 1) return;
+    Area& own_area = area(local_rank_);
+    Descriptor& d = own_area.descriptors[sequence_ & 1];
     d.kind = call.kind;
     d.type = uint32_t(call.type);
     d.reduction = uint32_t(call.reduction);
@@ -39,41 +39,42 @@ void Group::arrive(const Call& call, const void* inlined, uint64_t inlined_size)
         }
     }
     d.inlined = inlined && inlined_size;
-    if (inlined_size) std::memcpy(mine.inlined[sequence_ & 1], inlined, inlined_size);
-    mine.arrived.post(sequence_);
+    if (inlined_size) std::memcpy(own_area.inlined[sequence_ & 1], inlined, inlined_size);
+    own_area.arrived.post(sequence_);
     await(&Area::arrived, sequence_);
     compare(call);
 }
 
 void Group::compare(const Call&) {
-    const Descriptor& mine = area(my_local_).descriptors[sequence_ & 1];
-    for (int l = 0; l < locals(); ++l) {
-        const Descriptor& theirs = area(l).descriptors[sequence_ & 1];
-        if (mine.kind == theirs.kind && mine.type == theirs.type && mine.reduction == theirs.reduction &&
-            mine.root == theirs.root && mine.count == theirs.count && mine.wire == theirs.wire &&
-            std::memcmp(mine.label, theirs.label, sizeof mine.label) == 0)
+    const Descriptor& own_call = area(local_rank_).descriptors[sequence_ & 1];
+    for (int l = 0; l < local_size(); ++l) {
+        const Descriptor& peer_call = area(l).descriptors[sequence_ & 1];
+        if (own_call.kind == peer_call.kind && own_call.type == peer_call.type &&
+            own_call.reduction == peer_call.reduction && own_call.root == peer_call.root &&
+            own_call.count == peer_call.count && own_call.wire == peer_call.wire &&
+            std::memcmp(own_call.label, peer_call.label, sizeof own_call.label) == 0)
             continue;
-        int other = ranks_[size_t(local_members_[size_t(l)])], self = context_->rank();
-        const std::string reason = "Rank " + std::to_string(self) + " called " + describe(mine) + ", but rank " +
-                                   std::to_string(other) + " called " + describe(theirs) + ".";
+        int peer_rank = ranks_[size_t(local_members_[size_t(l)])], own_rank = context_->rank();
+        const std::string reason = "Rank " + std::to_string(own_rank) + " called " + describe(own_call) + ", but rank " +
+                                   std::to_string(peer_rank) + " called " + describe(peer_call) + ".";
         // On one node all members notice at the same point and may go on; else others wait in vain.
-        if (!one_node()) fail_mismatch(other, reason, same_calls);
+        if (!one_node()) fail_mismatch(peer_rank, reason, same_calls);
         throw Failure(Trouble::mismatch, reason, same_calls);
     }
 }
 
 void Group::await(Flag Area::* flag, uint32_t target) {
-    for (int l = 0; l < locals(); ++l)
-        if (l != my_local_) await_one(area(l).*flag, target, l);
+    for (int l = 0; l < local_size(); ++l)
+        if (l != local_rank_) await_peer(area(l).*flag, target, l);
 }
 
-void Group::await_one(Flag& flag, uint32_t target, int local) {
-    bool over = wait_on(
+void Group::await_peer(Flag& flag, uint32_t target, int local_rank) {
+    bool completed = wait_on(
         flag, crowded_, deadline_, [&] { return flag.reached(target); }, [] {}, [&] { health(); });
-    if (over) return;
-    int rank = ranks_[size_t(local_members_[size_t(local)])];
+    if (completed) return;
+    int rank = ranks_[size_t(local_members_[size_t(local_rank)])];
     break_up(rank);
-    throw Failure(Trouble::timeout, "Rank " + std::to_string(rank) + " did not come to " + doing_ + " in time.",
+    throw Failure(Trouble::timeout, "Rank " + std::to_string(rank) + " did not come to " + operation_ + " in time.",
                   "See what that rank does; the group can no longer be used.");
 }
 
@@ -84,21 +85,21 @@ void Group::finish(Batch& batch, size_t index) {
         health();
         if (!request.check) return;  // not a message that is to come
         // Of calls of another kind messages may differ in their tags, and wait for ever, as this one does.
-        const int other = context_->links().who_disagrees(key_, sequence_, request.check);
-        if (other >= 0) fail_other_call(other);
+        const int peer = context_->links().find_mismatch(key_, sequence_, request.check);
+        if (peer >= 0) fail_call_mismatch(peer);
     };
-    bool over = context_->links().drive(crowded_, deadline_, ready, check, &request, patient_);
-    if (!over) {
+    bool completed = context_->links().drive(crowded_, deadline_, ready, check, &request, patient_);
+    if (!completed) {
         break_up(request.peer);
         throw Failure(Trouble::timeout,
-                      "Rank " + std::to_string(request.peer) + " did not come to " + doing_ + " in time.",
+                      "Rank " + std::to_string(request.peer) + " did not come to " + operation_ + " in time.",
                       "See what that rank does; the group can no longer be used.");
     }
     switch (request.state.load()) {
         case State::done:
             if (!request.at_most || request.result == request.size) return;
             request.at_most = false;
-            if (!with_zeros(request.into, request.result, request.size)) fail_other_call(request.peer);
+            if (!with_zeros(request.into, request.result, request.size)) fail_call_mismatch(request.peer);
             return;
         case State::pending: return;
         case State::lost: fail_lost(request.peer);
@@ -107,7 +108,7 @@ void Group::finish(Batch& batch, size_t index) {
             fail_broken(request.peer, {});
         }
         case State::mismatch:
-            fail_other_call(request.peer);
+            fail_call_mismatch(request.peer);
     }
 }
 

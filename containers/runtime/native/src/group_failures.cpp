@@ -19,7 +19,7 @@ std::string cut(std::string text, uint64_t limit) {
 }  // namespace
 
 void Group::health() {
-    context_->look_for_deaths();
+    context_->detect_failures();
     throw_if_broken();
     for (int r : ranks_)
         if (context_->is_lost(r)) fail_lost(r);
@@ -35,15 +35,15 @@ void Group::throw_if_broken() {
     }
 }
 
-std::string Group::called() const { return call_ ? describe(*call_, call_->label) : doing_; }
+std::string Group::call_text() const { return call_ ? describe(*call_, call_->label) : operation_; }
 
 bool Group::note_broken(int culprit, const std::string& reason) {
     std::lock_guard lock(breaking_);
     if (areas_.empty()) return false;
-    Area& mine = area(my_local_);
-    if (mine.broken.load()) return false;
-    std::memcpy(mine.reason, reason.c_str(), reason.size() + 1);
-    mine.broken.store(uint32_t(culprit) + 1);
+    Area& own_area = area(local_rank_);
+    if (own_area.broken.load()) return false;
+    std::memcpy(own_area.reason, reason.c_str(), reason.size() + 1);
+    own_area.broken.store(uint32_t(culprit) + 1);
     return true;
 }
 
@@ -65,9 +65,9 @@ void Group::fail_mismatch(int culprit, const std::string& reason, const char* re
     throw Failure(Trouble::mismatch, reason, remedy);
 }
 
-void Group::fail_other_call(int rank) {
+void Group::fail_call_mismatch(int rank) {
     fail_mismatch(rank,
-                  "Rank " + std::to_string(context_->rank()) + " called " + called() + ", but rank " +
+                  "Rank " + std::to_string(context_->rank()) + " called " + call_text() + ", but rank " +
                       std::to_string(rank) + " called something else, or another size or type.",
                   same_calls);
 }
@@ -81,21 +81,21 @@ void Group::fail_lost(int rank) {
     for (Area* a : areas_)
         if (explains(*a, rank)) throw_if_broken();
     break_up(rank);
-    throw Failure(Trouble::peer_lost, "Rank " + std::to_string(rank) + " was lost during " + doing_ + ".",
+    throw Failure(Trouble::peer_lost, "Rank " + std::to_string(rank) + " was lost during " + operation_ + ".",
                   "Form a new group without it, or start the run again.");
 }
 
 void Group::fail_broken(int culprit, const std::string& reason) {
     break_up(culprit, reason);
     if (!reason.empty()) {
-        const bool mine = call_ && culprit == context_->rank();
+        const bool is_own = call_ && culprit == context_->rank();
         throw Failure(Trouble::mismatch,
-                      mine ? reason + " Rank " + std::to_string(culprit) + " called " + called() + "." : reason,
+                      is_own ? reason + " Rank " + std::to_string(culprit) + " called " + call_text() + "." : reason,
                       same_calls);
     }
     bool lost = context_->is_lost(culprit);
     throw Failure(Trouble::peer_lost,
-                  "The group broke at " + doing_ + ": rank " + std::to_string(culprit) +
+                  "The group broke at " + operation_ + ": rank " + std::to_string(culprit) +
                       (lost ? " was lost."
                              : " was lost, did not answer in time, had no memory for it, or called something else."),
                   "Form a new group without it, or start the run again.");

@@ -21,12 +21,12 @@ bool Ledger::receive(int peer, uint64_t key, uint32_t sequence, uint32_t tag, ui
     Match match{peer, key, sequence, tag};
     auto early = unexpected_.find(match);
     if (early != unexpected_.end()) {
-        auto& [their_check, data] = early->second;
-        const bool right = fits(*request, data.size()) && their_check == check;
+        auto& [peer_check, data] = early->second;
+        const bool matches = fits(*request, data.size()) && peer_check == check;
         request->result = data.size();
-        if (right && !data.empty()) std::memcpy(into, data.data(), data.size());
+        if (matches && !data.empty()) std::memcpy(into, data.data(), data.size());
         unexpected_.erase(early);
-        complete(request, right ? State::done : State::mismatch);
+        complete(request, matches ? State::done : State::mismatch);
         return false;
     }
     if (is_lost(peer)) {
@@ -72,11 +72,11 @@ void Ledger::forget(uint64_t key) {
     std::erase_if(unexpected_, [&](auto& entry) { return std::get<1>(entry.first) == key; });
 }
 
-int Ledger::who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) const {
+int Ledger::find_mismatch(uint64_t key, uint32_t sequence, uint32_t check) const {
     for (int peer = 0; peer < int(lost_.size()); ++peer)
         for (auto entry = unexpected_.lower_bound({peer, key, sequence, 0}); entry != unexpected_.end(); ++entry) {
-            auto& [from, group, when, tag] = entry->first;
-            if (from != peer || group != key || when != sequence) break;
+            auto& [from, group, entry_sequence, tag] = entry->first;
+            if (from != peer || group != key || entry_sequence != sequence) break;
             if (entry->second.first != check) return peer;
         }
     return -1;
@@ -90,9 +90,9 @@ void Ledger::abort(uint64_t key) {
     });
 }
 
-uint64_t Ledger::ask(Request* request) {
-    open_requests_[next_ask_] = request;
-    return next_ask_++;
+uint64_t Ledger::add_request(Request* request) {
+    open_requests_[next_request_key_] = request;
+    return next_request_key_++;
 }
 
 Request* Ledger::take_reply(int peer, const Frame& reply) {
@@ -116,30 +116,30 @@ void Ledger::replied(int peer, const Frame& reply) {
     open_requests_.erase(open);
 }
 
-std::optional<Ledger::Answer> Ledger::answer(int peer, const Frame& question) {
+std::optional<Ledger::Answer> Ledger::answer(int peer, const Frame& request) {
     Answer answer;
-    answer.frame.key = question.key;
-    switch (question.type) {
+    answer.frame.key = request.key;
+    switch (request.type) {
         case FrameType::read_request:
-            answer.data = host_.locate(question.segment, question.offset, question.size, answer.keep);
+            answer.data = host_.locate(request.segment, request.offset, request.size, answer.keep_alive);
             if (!answer.data) return std::nullopt;
             answer.frame.type = FrameType::read_reply;
-            answer.frame.size = question.size;
+            answer.frame.size = request.size;
             return answer;
         case FrameType::echo:
             answer.frame.type = FrameType::read_reply;
             answer.frame.operand = uint64_t(now_ns());
             return answer;
         case FrameType::atomic_request: {
-            auto old = host_.atomic(question.segment, question.offset, question.operation, question.operand,
-                                    question.operand2);
+            auto old = host_.atomic(request.segment, request.offset, request.operation, request.operand,
+                                    request.operand2);
             if (!old) return std::nullopt;
             answer.frame.type = FrameType::atomic_reply;
             answer.frame.operand = *old;
             return answer;
         }
         case FrameType::register_segment:
-            host_.peer_registered(peer, question.segment, question.operand);
+            host_.peer_registered(peer, request.segment, request.operand);
             answer.frame.type = FrameType::register_reply;
             return answer;
         default:
@@ -148,20 +148,20 @@ std::optional<Ledger::Answer> Ledger::answer(int peer, const Frame& question) {
 }
 
 void Ledger::cancel(Request* requests, size_t count) {
-    auto ours = [&](auto& entry) { return entry.second >= requests && entry.second < requests + count; };
-    std::erase_if(posted_, ours);
-    std::erase_if(open_requests_, ours);
+    auto is_cancelled = [&](auto& entry) { return entry.second >= requests && entry.second < requests + count; };
+    std::erase_if(posted_, is_cancelled);
+    std::erase_if(open_requests_, is_cancelled);
 }
 
 void Ledger::lose(int peer) {
     lost_[size_t(peer)] = true;
-    auto theirs = [&](auto& entry) {
+    auto complete_lost = [&](auto& entry) {
         if (entry.second->peer != peer) return false;
         complete(entry.second, State::lost);
         return true;
     };
-    std::erase_if(posted_, theirs);
-    std::erase_if(open_requests_, theirs);
+    std::erase_if(posted_, complete_lost);
+    std::erase_if(open_requests_, complete_lost);
     host_.peer_lost(peer);
 }
 

@@ -1,5 +1,5 @@
 // What every implementation of `Links` has to keep of what is under way: receives, messages that came before them, and
-// questions. Used under a lock of the implementation.
+// requests. Used under a lock of the implementation.
 #pragma once
 
 #include <cstdint>
@@ -43,25 +43,25 @@ public:
     // All of a message has come whose receive was not taken.
     void arrived(int peer, const Frame& message, std::vector<char> data);
     void forget(uint64_t key);
-    int who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) const;
-    bool has_come(int peer, uint64_t key, uint32_t sequence, uint32_t tag) const {
+    int find_mismatch(uint64_t key, uint32_t sequence, uint32_t check) const;
+    bool probe(int peer, uint64_t key, uint32_t sequence, uint32_t tag) const {
         return unexpected_.contains({peer, key, sequence, tag});
     }
     void abort(uint64_t key);
 
-    // Questions of ours.
-    uint64_t ask(Request* request);  // the key of the question
-    // Whose bytes follow a reply to a read or an echo, to be completed after them; nullptr: nobody's.
+    // Requests to peers.
+    uint64_t add_request(Request* request);  // the key of the request
+    // The request whose bytes follow a reply to a read or an echo, to be completed after them; nullptr: none.
     Request* take_reply(int peer, const Frame& reply);
     void replied(int peer, const Frame& reply);  // any other reply
 
-    // A peer's question, done; nothing: it is malformed or reaches outside a segment.
+    // The reply to a peer's request; nothing: it is malformed or reaches outside a segment.
     struct Answer {
         Frame frame = {};
         const char* data = nullptr;  // `frame.size` bytes
-        std::shared_ptr<void> keep = {};  // what they lie in
+        std::shared_ptr<void> keep_alive = {};  // what they lie in
     };
-    std::optional<Answer> answer(int peer, const Frame& question);
+    std::optional<Answer> answer(int peer, const Frame& request);
 
     void cancel(Request* requests, size_t count);
     bool is_lost(int peer) const { return lost_[size_t(peer)]; }
@@ -77,7 +77,7 @@ private:
     std::map<Match, std::pair<uint32_t, std::vector<char>>> unexpected_;
     std::unordered_map<uint64_t, std::pair<uint32_t, uint32_t>> engaged_;  // sequence and check, by key
     std::unordered_map<uint64_t, Request*> open_requests_;
-    uint64_t next_ask_ = 1;
+    uint64_t next_request_key_ = 1;
 };
 
 }  // namespace carme

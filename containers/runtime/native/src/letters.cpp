@@ -7,7 +7,7 @@
 namespace carme {
 
 std::shared_ptr<Letter> Group::send(int member, const void* data, uint64_t size, uint32_t tag, uint32_t form) {
-    if (member < 0 || member >= this->size() || member == me_)
+    if (member < 0 || member >= this->size() || member == index_)
         throw invalid("A message cannot go to member " + std::to_string(member) + ".", "Name another member.");
     int peer = ranks_[size_t(member)];
     std::lock_guard lock(letters_mutex_);
@@ -22,7 +22,7 @@ std::shared_ptr<Letter> Group::send(int member, const void* data, uint64_t size,
 }
 
 std::shared_ptr<Letter> Group::receive(int member, void* into, uint64_t size, uint32_t tag, uint32_t form) {
-    if (member < 0 || member >= this->size() || member == me_)
+    if (member < 0 || member >= this->size() || member == index_)
         throw invalid("A message cannot come from member " + std::to_string(member) + ".", "Name another member.");
     int peer = ranks_[size_t(member)];
     std::lock_guard lock(letters_mutex_);
@@ -43,16 +43,16 @@ int Group::sender(uint32_t tag, Deadline deadline) {
     constexpr timespec nap{0, 200'000};  // the links' own threads move what comes meanwhile
     for (;;) {
         bool alive = false;
-        context_->look_for_deaths();
+        context_->detect_failures();
         {
             std::lock_guard lock(letters_mutex_);
             for (int i = 0; i < size(); ++i) {
                 const int member = (next_sender_ + i) % size(), peer = ranks_[size_t(member)];
-                if (member == me_) continue;
+                if (member == index_) continue;
                 const bool lost = context_->is_lost(peer);  // what it sent before counts
                 const auto received = letters_.find({false, member, tag});
                 const uint32_t sequence = received == letters_.end() ? 0 : received->second;
-                if (context_->letters(peer).has_come(peer, key_ ^ letter_key, sequence, tag)) {
+                if (context_->letters(peer).probe(peer, key_ ^ letter_key, sequence, tag)) {
                     next_sender_ = (member + 1) % size();
                     return member;
                 }
@@ -75,7 +75,7 @@ void Group::describe_letter(recorder::Record& record, int member, uint64_t size,
 }
 
 Letter::~Letter() {
-    // Who only asks whether it is over has it, too.
+    // A caller that only queried `done` has received it, too.
     if (!recorded_ && request_.state.load() == State::done) {
         try {
             record_received();
@@ -95,13 +95,13 @@ void Letter::record_received() {
 
 bool Letter::wait(Deadline deadline) {
     if (!recorded_ && !received_.begin) received_.begin = now_ns();
-    bool over = context_->letters(peer_).drive(
+    bool completed = context_->letters(peer_).drive(
         true, deadline, [&] { return done(); },
         [&] {
-            context_->look_for_deaths();
+            context_->detect_failures();
             if (!done()) context_->throw_if_lost(peer_, "a message");
         });
-    if (!over) return false;
+    if (!completed) return false;
     if (request_.state.load() == State::mismatch)
         throw Failure(Trouble::mismatch, "Rank " + std::to_string(peer_) + " sent a message of another size or type.",
                       "Send and receive the same number of elements of the same type.");

@@ -75,8 +75,8 @@ struct Request {
 // the links.
 struct Host {
     virtual ~Host() = default;
-    // Memory of an own segment, or nullptr where the peer may not reach. `keep` holds the mapping.
-    virtual char* locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep) = 0;
+    // Memory of an own segment, or nullptr where the peer may not reach. `keep_alive` holds the mapping.
+    virtual char* locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep_alive) = 0;
     virtual bool notify(uint16_t segment, uint32_t id, uint32_t value) = 0;
     virtual std::optional<uint64_t> atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a,
                                            uint64_t b) = 0;
@@ -91,7 +91,7 @@ struct Host {
 // Any thread may call any of this, but `add_peer` and `start`, which come first and once.
 class Links {
 public:
-    static constexpr int turns_for_all = 8;  // of waiting for one request: in the last of them all streams are looked at
+    static constexpr int full_poll_interval = 8;  // turns of waiting for one request; the last one polls all streams
     static constexpr uint64_t largest_passive = 1 << 20;
     static constexpr uint64_t largest_message = uint64_t(1) << 40;
     static constexpr uint64_t largest_reason = 1023;  // bytes of a sentence about a group that broke
@@ -113,15 +113,15 @@ public:
     virtual void stop() = 0;
     virtual bool empty() const = 0;  // no peer was added
 
-    // What is sent to one peer and asked of it takes effect there in that order, which messages of collectives need not
+    // What is sent to one peer and requested of it takes effect there in that order, which messages of collectives need not
     // keep to. The `request` of a send is done once its payload may be changed. With a peer all that is sent to it,
-    // asked of it and awaited from it is lost, and the host is notified.
+    // requested of it and awaited from it is lost, and the host is notified.
     virtual void send(int peer, const Frame& frame, const void* data, Request* request) = 0;
     virtual void send_owned(int peer, const Frame& frame, std::vector<char> data) = 0;
     // Sends a request whose reply completes `request`: with `request->size` bytes at `request->into` for a read,
     // `request->result` for an atomic. The reply to an echo says that all that was sent before has taken effect, and
     // `request->result` is the peer's now_ns().
-    virtual void ask(int peer, Frame frame, Request* request) = 0;
+    virtual void send_request(int peer, Frame frame, Request* request) = 0;
     // A message of a collective: it goes to the receive of the same key, sequence and tag, whichever comes first. Both
     // must agree on the size, unless it is `at_most`, and on `check`, else the receive ends as a mismatch.
     virtual void send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
@@ -130,12 +130,12 @@ public:
                                  uint64_t size, Request* request) = 0;
     // Forgets requests: their buffers are not touched after this returns.
     virtual void cancel(Request* requests, size_t count) = 0;
-    // Forgets messages of this key that nobody expected. Receives of a key end as aborted when a peer aborts its group.
+    // Forgets unexpected messages of this key. Receives of a key end as aborted when a peer aborts its group.
     virtual void forget(uint64_t key) = 0;
-    // A peer whose message of this collective is of another call, which nobody here may ever expect; -1: there is none.
-    virtual int who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) = 0;
-    // Whether a message that nobody expected is there.
-    virtual bool has_come(int peer, uint64_t key, uint32_t sequence, uint32_t tag) = 0;
+    // A peer whose message of this collective is of another call, which this rank may never expect; -1: there is none.
+    virtual int find_mismatch(uint64_t key, uint32_t sequence, uint32_t check) = 0;
+    // Whether an unexpected message is there, as MPI_Iprobe finds one.
+    virtual bool probe(int peer, uint64_t key, uint32_t sequence, uint32_t tag) = 0;
 
     // While this lives a collective will soon expect all messages of its key: what comes before its receive may wait on
     // the wire instead of being kept, which costs memory and a copy.
@@ -149,25 +149,25 @@ public:
         const uint64_t key;
     };
 
-    // Moves what can be moved. Called by waiting threads; a background thread does it when nobody waits.
-    // `own`: 1 where the caller holds a `Foreground`.
-    virtual void poll(int timeout_ms, int own = 0) = 0;
+    // Makes progress. Waiting threads call it; a background thread does it when none of them waits.
+    // `own_foregrounds`: 1 where the caller holds a `Foreground`.
+    virtual void poll(int timeout_ms, int own_foregrounds = 0) = 0;
     // Looks at what a request waits for alone where nothing else is to be done, if that takes less time.
     virtual void poll_for(const Request&) { poll(0, 1); }
     // Drives the links until `ready()`. False: the deadline passed. `check` throws to end the wait.
-    // `awaited`: what `ready` looks at, where that is one request. `patient`: a caller who has nothing else to do looks
-    // for longer before sleeping, and lets others have the core between looks.
+    // `awaited`: what `ready` looks at, where that is one request. `patient`: a caller who has nothing else to do polls
+    // for longer before sleeping, and yields the core between polls.
     template <class Ready, class Check>
     bool drive(bool crowded, Deadline deadline, Ready&& ready, Check&& check, const Request* awaited = nullptr,
                bool patient = false) {
         if (ready()) return true;
-        Foreground here(*this);
+        Foreground foreground(*this);
         const int64_t begin = now_ns(), end_alone = begin + (crowded ? 0 : longest_spin_ns);
         const int64_t end_of_spin =
             std::min(begin + (crowded ? 10'000 : patient ? longest_patience_ns : longest_spin_ns), deadline.at);
         int turn = 1;
         for (int64_t now = begin;;) {
-            if (awaited && turn++ % turns_for_all) poll_for(*awaited);
+            if (awaited && turn++ % full_poll_interval) poll_for(*awaited);
             else poll(0, 1);
             if (ready()) return true;
             if (now >= end_alone) sched_yield();
@@ -202,8 +202,8 @@ protected:
     bool driven() const {
         return foreground_.load() > 0 || now_ns() - last_foreground_.load(std::memory_order_relaxed) < 1'000'000;
     }
-    // Whether others do beside one that holds `own`.
-    bool others_wait(int own) const { return foreground_.load() > own; }
+    // Whether others do beside a caller that holds `own_foregrounds` of them.
+    bool has_other_waiters(int own_foregrounds) const { return foreground_.load() > own_foregrounds; }
 
 private:
     std::atomic<int> foreground_{0};

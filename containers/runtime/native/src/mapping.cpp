@@ -13,10 +13,10 @@ namespace carme {
 namespace {
 
 // What to do about what the system refused: its limit of open files has a remedy of its own.
-const char* remedy_for(int error, const char* otherwise) {
+const char* remedy_for(int error, const char* fallback) {
     if (error == EMFILE) return "Allow this process more open files: ulimit -n 4096.";
     if (error == ENFILE) return "This host has no open files left: ask its administrators to raise fs.file-max.";
-    return otherwise;
+    return fallback;
 }
 
 }  // namespace
@@ -48,17 +48,17 @@ std::shared_ptr<Mapping> Mapping::create(const char* name, uint64_t size) {
 
 std::shared_ptr<Mapping> Mapping::open(int pid, int fd, uint64_t offset, uint64_t size) {
     std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
-    int mine = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (mine < 0) {
+    int local_fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (local_fd < 0) {
         int error = errno;
         throw Failure(Trouble::resource,
                       "The memory of process " + std::to_string(pid) + " cannot be opened: " + error_text(error) + ".",
                       remedy_for(error, "Start all ranks of a node as one user in one container, or in containers "
                                         "that share their namespaces (apptainer exec --sharens)."));
     }
-    void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, mine, off_t(offset));
+    void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, local_fd, off_t(offset));
     int error = errno;
-    ::close(mine);
+    ::close(local_fd);
     if (data == MAP_FAILED)
         throw Failure(Trouble::resource,
                       "The memory of process " + std::to_string(pid) + " cannot be mapped: " + error_text(error) + ".",

@@ -133,13 +133,13 @@ void bind_messages(nb::class_<Context>& context) {
              })
         .def("passive_receive",
              [](Context& c, int64_t ms) -> std::optional<std::pair<int, nb::bytes>> {
-                 std::optional<std::pair<int, std::vector<char>>> got;
+                 std::optional<std::pair<int, std::vector<char>>> message;
                  {
                      nb::gil_scoped_release released;
-                     got = c.passive_receive(Deadline::after_ms(ms));
+                     message = c.passive_receive(Deadline::after_ms(ms));
                  }
-                 if (!got) return std::nullopt;
-                 return std::pair(got->first, nb::bytes(got->second.data(), got->second.size()));
+                 if (!message) return std::nullopt;
+                 return std::pair(message->first, nb::bytes(message->second.data(), message->second.size()));
              })
         .def("state_vector", &Context::state_vector)
         .def("ping", &Context::ping)

@@ -46,12 +46,12 @@ void check_notice(const std::optional<Notice>& notice) {
 
 }  // namespace
 
-void Context::check_parts(const char* doing, int rank, const std::vector<Part>& parts) {
+void Context::check_parts(const char* operation, int rank, const std::vector<Part>& parts) {
     for (auto& part : parts) {
-        own(part.local_segment, part.local_offset, part.size);
+        local_pointer(part.local_segment, part.local_offset, part.size);
         uint64_t limit = remote_size(part.remote_segment, rank);
         if (part.remote_offset > limit || part.size > limit - part.remote_offset)
-            throw invalid(std::string("The ") + doing + " reaches outside segment " +
+            throw invalid(std::string("The ") + operation + " reaches outside segment " +
                               std::to_string(part.remote_segment) + " of rank " + std::to_string(rank) +
                               ", which has " + std::to_string(limit) + " bytes here.",
                           "Keep within the segment, and register it with this rank.");
@@ -72,7 +72,7 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
     if (is_local(rank)) {
         for (auto& part : parts)
             std::memcpy(peer_segment(rank, part.remote_segment, part.remote_offset, part.size),
-                        own(part.local_segment, part.local_offset, part.size), part.size);
+                        local_pointer(part.local_segment, part.local_offset, part.size), part.size);
         if (notice) {
             uint64_t size;
             auto mapping = peer_mapping(rank, notice->segment, &size);
@@ -93,7 +93,7 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
             frame.segment = uint16_t(parts[i].remote_segment);
             frame.offset = parts[i].remote_offset;
             frame.size = parts[i].size;
-            data = own(parts[i].local_segment, parts[i].local_offset, parts[i].size);
+            data = local_pointer(parts[i].local_segment, parts[i].local_offset, parts[i].size);
         }
         // The notification travels with the last part where it is for the same segment.
         if (notice && (parts.empty() || (i + 1 == parts.size() && notice->segment == parts[i].remote_segment))) {
@@ -123,11 +123,11 @@ void Context::read(int rank, const std::vector<Part>& parts, const std::optional
     check_notice(notice);
     check_parts("read", rank, parts);
     if (notice) segment_pointer(notice->segment);
-    const bool here = is_local(rank) || parts.empty();
-    Transfer transfer(recorder::Kind::get, rank, parts, {}, here ? recorder::at_once : uint16_t(queue));
-    if (here) {
+    const bool is_immediate = is_local(rank) || parts.empty();
+    Transfer transfer(recorder::Kind::get, rank, parts, {}, is_immediate ? recorder::at_once : uint16_t(queue));
+    if (is_immediate) {
         for (auto& part : parts)
-            std::memcpy(own(part.local_segment, part.local_offset, part.size),
+            std::memcpy(local_pointer(part.local_segment, part.local_offset, part.size),
                         peer_segment(rank, part.remote_segment, part.remote_offset, part.size), part.size);
         if (notice) notify(uint16_t(notice->segment), notice->id, notice->value);
         return transfer.end();
@@ -138,7 +138,7 @@ void Context::read(int rank, const std::vector<Part>& parts, const std::optional
         const Part& part = parts[i];
         q.outstanding.push_back(std::make_unique<Request>());
         Request* request = q.outstanding.back().get();
-        request->into = own(part.local_segment, part.local_offset, part.size);
+        request->into = local_pointer(part.local_segment, part.local_offset, part.size);
         request->size = part.size;
         if (i + 1 == parts.size()) request->notice = notice;  // answers come in the order of the questions
         Frame frame;
@@ -146,7 +146,7 @@ void Context::read(int rank, const std::vector<Part>& parts, const std::optional
         frame.segment = uint16_t(part.remote_segment);
         frame.offset = part.remote_offset;
         frame.size = part.size;
-        links_->ask(rank, frame, request);
+        links_->send_request(rank, frame, request);
     }
     transfer.end();
 }
@@ -163,17 +163,17 @@ bool Context::wait(int queue, Deadline deadline) {
         q.outstanding.push_back(std::make_unique<Request>());
         Frame frame;
         frame.type = FrameType::echo;
-        links_->ask(rank, frame, q.outstanding.back().get());
+        links_->send_request(rank, frame, q.outstanding.back().get());
     }
     q.written.clear();
-    bool over = links_->drive(
+    bool completed = links_->drive(
         crowded_, deadline,
         [&] {
             return std::all_of(q.outstanding.begin(), q.outstanding.end(),
                                [](auto& r) { return r->state.load(std::memory_order_acquire) != State::pending; });
         },
         [] {});
-    if (!over) return false;
+    if (!completed) return false;
     int lost = -1;
     for (auto& request : q.outstanding)
         if (request->state.load() != State::done) lost = request->peer;
@@ -187,10 +187,10 @@ bool Context::wait(int queue, Deadline deadline) {
 }
 
 template <class Ready> bool Context::wait_for(Flag& flag, Deadline deadline, Ready&& ready) {
-    // What another node sends is taken off its sockets while we spin; later by the background thread.
+    // What another node sends is taken off its sockets while this thread spins; later by the background thread.
     const bool linked = !links_->empty();
     return wait_on(
-        flag, crowded_, deadline, ready, [&] { if (linked) links_->poll(0); }, [&] { look_for_deaths(); });
+        flag, crowded_, deadline, ready, [&] { if (linked) links_->poll(0); }, [&] { detect_failures(); });
 }
 
 int64_t Context::notify_waitsome(int segment, uint32_t first, uint32_t count, Deadline deadline) {
@@ -227,8 +227,8 @@ uint32_t Context::notify_reset(int segment, uint32_t id) {
 }
 
 std::optional<uint64_t> Context::atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a, uint64_t b) {
-    std::shared_ptr<void> keep;
-    char* at = locate(segment, offset, 8, keep);
+    std::shared_ptr<void> keep_alive;
+    char* at = locate(segment, offset, 8, keep_alive);
     if (!at || offset % 8 || operation > swap_operation) return std::nullopt;
     std::atomic_ref<uint64_t> word(*reinterpret_cast<uint64_t*>(at));
     if (operation == add_operation) return word.fetch_add(a);
@@ -265,9 +265,9 @@ std::optional<uint64_t> Context::remote_atomic(int rank, int segment, uint64_t o
     frame.operand = a;
     frame.operand2 = b;
     Request request;
-    links_->ask(rank, frame, &request);
-    bool over = links_->drive(crowded_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
-    if (!over) {
+    links_->send_request(rank, frame, &request);
+    bool completed = links_->drive(crowded_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
+    if (!completed) {
         links_->cancel(&request, 1);
         return std::nullopt;
     }
@@ -297,8 +297,8 @@ bool Context::passive_send(int rank, const void* data, uint64_t size, Deadline d
         frame.size = size;
         Request request;
         links_->send(rank, frame, size ? data : nullptr, &request);
-        bool over = links_->drive(crowded_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
-        if (!over) {
+        bool completed = links_->drive(crowded_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
+        if (!completed) {
             links_->cancel(&request, 1);
             return false;
         }
@@ -306,15 +306,15 @@ bool Context::passive_send(int rank, const void* data, uint64_t size, Deadline d
         return true;
     }
     Inbox& inbox = control(rank).inbox;
-    bool over = wait_for(inbox.freed, deadline, [&] {
-        uint32_t nobody = 0;
-        if (inbox.owner.compare_exchange_strong(nobody, uint32_t(rank_) + 1)) return true;
+    bool completed = wait_for(inbox.freed, deadline, [&] {
+        uint32_t owner = 0;
+        if (inbox.owner.compare_exchange_strong(owner, uint32_t(rank_) + 1)) return true;
         // A sender that died while it filled the box does not keep it.
-        if (nobody && is_lost(int(nobody) - 1) && !inbox.full.load()) inbox.owner.compare_exchange_strong(nobody, 0);
+        if (owner && is_lost(int(owner) - 1) && !inbox.full.load()) inbox.owner.compare_exchange_strong(owner, 0);
         throw_if_lost(rank, "a passive send");
         return false;
     });
-    if (!over) return false;
+    if (!completed) return false;
     if (size) std::memcpy(inbox.data, data, size);
     inbox.size = size;
     inbox.full.store(uint32_t(rank_) + 1, std::memory_order_release);
@@ -324,24 +324,24 @@ bool Context::passive_send(int rank, const void* data, uint64_t size, Deadline d
 
 std::optional<std::pair<int, std::vector<char>>> Context::passive_receive(Deadline deadline) {
     Inbox& inbox = control(rank_).inbox;
-    std::optional<std::pair<int, std::vector<char>>> got;
+    std::optional<std::pair<int, std::vector<char>>> message;
     wait_for(inbox.arrived, deadline, [&] {
         std::lock_guard lock(passive_mutex_);
         if (!passive_.empty()) {
-            got.emplace(passive_.front().from, std::move(passive_.front().data));
+            message.emplace(passive_.front().from, std::move(passive_.front().data));
             passive_.pop_front();
             return true;
         }
         uint32_t from = inbox.full.load(std::memory_order_acquire);
         if (!from) return false;
         uint64_t size = std::min(inbox.size, passive_limit);
-        got.emplace(int(from) - 1, std::vector<char>(inbox.data, inbox.data + size));
+        message.emplace(int(from) - 1, std::vector<char>(inbox.data, inbox.data + size));
         inbox.full.store(0, std::memory_order_release);
         inbox.owner.store(0, std::memory_order_release);
         inbox.freed.raise();
         return true;
     });
-    return got;
+    return message;
 }
 
 }  // namespace carme

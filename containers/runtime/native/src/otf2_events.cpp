@@ -60,10 +60,10 @@ public:
         event(enter_(writer_, list, time(r.begin), region(r)));
         switch (r.kind) {
             case Kind::collective:
-                if (known(r)) event(collective_begin_(writer_, nullptr, time(r.begin)));
+                if (is_defined(r)) event(collective_begin_(writer_, nullptr, time(r.begin)));
                 break;
             case Kind::send:
-                if (!known(r)) break;
+                if (!is_defined(r)) break;
                 list = add(numbers_.message, uint32_t(r.extra));
                 event(send_(writer_, list, time(r.begin), uint32_t(r.peer), communicator(r), uint32_t(r.extra >> 32),
                             r.size));
@@ -94,12 +94,12 @@ public:
     void end(const Record& r, int64_t at) {
         switch (r.kind) {
             case Kind::collective:
-                if (!known(r)) break;
+                if (!is_defined(r)) break;
                 event(collective_end_(writer_, nullptr, time(at), collective_ops[std::min<uint16_t>(r.detail, 6)],
                                       communicator(r), r.peer < 0 ? no_root : uint32_t(r.peer), r.size, r.extra));
                 break;
             case Kind::receive: {
-                if (!known(r)) break;
+                if (!is_defined(r)) break;
                 void* list = add(numbers_.message, uint32_t(r.extra));
                 event(receive_(writer_, list, time(at), uint32_t(r.peer), communicator(r), uint32_t(r.extra >> 32),
                                r.size));
@@ -126,7 +126,7 @@ public:
         event(leave_(writer_, nullptr, time(at), region(r)));
     }
 
-    // What nobody has waited for is taken to be over at the end.
+    // Operations without a wait count as complete at the end.
     void finish(int64_t at) {
         for (auto& o : opened_) event(complete_later_(writer_, nullptr, time(at), o.window, o.id));
     }
@@ -144,7 +144,7 @@ private:
     uint32_t region(const Record& r) const { return numbers_.regions.at(region_key(r)); }
     uint32_t window(const Record& r) const { return numbers_.windows.at(r.object); }
     // Not of other transports' collectives, and not where a process was killed before it wrote what its groups are.
-    bool known(const Record& r) const { return numbers_.communicators.count(r.object) != 0; }
+    bool is_defined(const Record& r) const { return numbers_.communicators.count(r.object) != 0; }
     uint32_t communicator(const Record& r) const { return numbers_.communicators.at(r.object); }
     void event(Code code) {
         if (code != 0) throw std::runtime_error(std::to_string(code));

@@ -1,7 +1,7 @@
 // Writes what a thread has recorded as events of OTF2.
 //
 // libotf2 is found and its archive opened by Python (carme_runtime/traces/archive.py), which writes the definitions and
-// gives us the addresses of its functions: the core is built without OTF2.
+// passes the addresses of its functions: the core is built without OTF2.
 #pragma once
 
 #include <cstdint>

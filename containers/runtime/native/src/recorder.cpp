@@ -20,12 +20,14 @@ namespace carme::recorder {
 namespace {
 
 constexpr char magic[8] = {'C', 'A', 'R', 'M', 'E', 'E', 'V', '1'};
-enum Block : uint32_t { about_block, events_block, string_block, group_block, thread_block, clock_block, end_block };
+enum Block : uint32_t {
+    description_block, events_block, string_block, group_block, thread_block, clock_block, end_block
+};
 struct BlockHead { uint32_t type, number; uint64_t size; };
 
 constexpr const char* core_names[] = {"barrier", "allreduce", "broadcast", "reduce_scatter", "allgather", "alltoall",
                                       "send", "receive", "put", "get", "atomic", "notify", "notified", "flush"};
-static_assert(std::size(core_names) == first_other - 1);
+static_assert(std::size(core_names) == first_custom_name - 1);
 
 constexpr auto between_writes = std::chrono::milliseconds(200);
 constexpr int64_t between_clocks_ns = 1'000'000'000;
@@ -47,7 +49,7 @@ struct Ring {
     uint64_t seen_tail = 0;  // of the writing thread
     std::atomic<uint64_t> dropped{0};
     alignas(128) std::atomic<uint64_t> tail{0};
-    std::atomic<bool> left{false};  // its thread has ended
+    std::atomic<bool> thread_ended{false};
 };
 
 struct State {
@@ -55,7 +57,7 @@ struct State {
     std::vector<std::shared_ptr<Ring>> rings;
     std::map<std::string, uint32_t> names;
     std::string definitions;  // blocks that are not written yet
-    uint32_t next_name = first_other, next_group = 0, next_thread = 0;
+    uint32_t next_name = first_custom_name, next_group = 0, next_thread = 0;
     uint64_t dropped = 0;     // of rings that are gone
     std::atomic<uint64_t> generation{0};  // counts starts: rings of an earlier one are not used
 
@@ -75,14 +77,14 @@ struct State {
 };
 
 State& state() {
-    static State* it = new State;  // outlives threads that still record
-    return *it;
+    static State* instance = new State;  // outlives threads that still record
+    return *instance;
 }
 
 struct Local {
     std::shared_ptr<Ring> ring;
     uint64_t generation = 0;
-    ~Local() { if (ring) ring->left.store(true, std::memory_order_release); }
+    ~Local() { if (ring) ring->thread_ended.store(true, std::memory_order_release); }
 };
 thread_local Local local;
 
@@ -110,7 +112,7 @@ int write_all(int file, const char* data, size_t size) {
     return 0;
 }
 
-// Who reads a block that was written in part takes what is whole of it. Nothing follows it.
+// Readers take the complete records of a block that was written in part. Nothing follows it.
 bool append(State& s, const std::string& data) {
     if (data.empty()) return true;
     if (s.error.load()) return false;
@@ -128,8 +130,8 @@ void drain(State& s, Ring& ring) {
         const uint64_t head = ring.head.load(std::memory_order_acquire), tail = ring.tail.load(std::memory_order_relaxed);
         if (head == tail) return;
         const uint64_t at = tail % ring_records, count = std::min(head - tail, ring_records - at);
-        const uint64_t left = s.limit - std::min(s.limit, s.size + sizeof(BlockHead));
-        uint64_t fit = s.full.load() ? 0 : std::min(count, left / sizeof(Record));
+        const uint64_t remaining = s.limit - std::min(s.limit, s.size + sizeof(BlockHead));
+        uint64_t fit = s.full.load() ? 0 : std::min(count, remaining / sizeof(Record));
         if (fit < count) s.full.store(true);
         if (fit && !append(s, block(events_block, ring.number, ring.records + at, fit * sizeof(Record)))) fit = 0;
         ring.dropped.fetch_add(count - fit);
@@ -148,24 +150,24 @@ void append_definitions(State& s) {
 
 void drain_all(State& s) {
     std::vector<std::shared_ptr<Ring>> rings;
-    std::vector<bool> over;
+    std::vector<bool> ended;
     {
         std::lock_guard lock(s.mutex);
         append_definitions(s);
         rings = s.rings;
-        for (auto& ring : rings) over.push_back(ring->left.load(std::memory_order_acquire));
+        for (auto& ring : rings) ended.push_back(ring->thread_ended.load(std::memory_order_acquire));
     }
     for (auto& ring : rings) drain(s, *ring);
     std::lock_guard lock(s.mutex);
     append_definitions(s);
     for (size_t i = 0; i < rings.size(); ++i)
-        if (over[i]) {
+        if (ended[i]) {
             s.dropped += rings[i]->dropped.load();
             std::erase(s.rings, rings[i]);
         }
 }
 
-void write_on(State& s) {
+void run_writer(State& s) {
     pthread_setname_np(pthread_self(), "carme-recorder");
     int64_t next_clock = now_ns() + between_clocks_ns;
     std::unique_lock lock(s.wake_mutex);
@@ -204,7 +206,7 @@ void forget_in_child() {
 
 }  // namespace
 
-int start(const std::string& path, const std::string& about, uint64_t limit) {
+int start(const std::string& path, const std::string& description, uint64_t limit) {
     State& s = state();
     if (s.file >= 0) return EBUSY;
     static const int at_fork = pthread_atfork(nullptr, nullptr, forget_in_child);
@@ -212,8 +214,8 @@ int start(const std::string& path, const std::string& about, uint64_t limit) {
     const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file < 0) return errno;
     std::string begin(magic, sizeof magic);
-    begin += block(about_block, 0, about);
-    for (uint32_t i = 1; i < first_other; ++i) begin += block(string_block, i, core_names[i - 1]);
+    begin += block(description_block, 0, description);
+    for (uint32_t i = 1; i < first_custom_name; ++i) begin += block(string_block, i, core_names[i - 1]);
     if (const int error = write_all(file, begin.data(), begin.size())) {
         ::close(file);
         unlink(path.c_str());
@@ -224,7 +226,7 @@ int start(const std::string& path, const std::string& about, uint64_t limit) {
         s.rings.clear();
         s.names.clear();
         s.definitions.clear();
-        s.next_name = first_other;
+        s.next_name = first_custom_name;
         s.next_group = s.next_thread = 0;
         s.dropped = 0;
         ++s.generation;
@@ -236,7 +238,7 @@ int start(const std::string& path, const std::string& about, uint64_t limit) {
     s.error = 0;
     s.full = false;
     s.ending = s.half_full = false;
-    s.writer = std::thread([&s] { write_on(s); });
+    s.writer = std::thread([&s] { run_writer(s); });
     recording.store(true);
     return 0;
 }
@@ -274,8 +276,8 @@ uint32_t name(const std::string& text) {
     if (!on()) return 0;
     State& s = state();
     std::lock_guard lock(s.mutex);
-    auto [found, fresh] = s.names.try_emplace(text, s.next_name);
-    if (fresh) s.definitions += block(string_block, s.next_name++, text);
+    auto [found, inserted] = s.names.try_emplace(text, s.next_name);
+    if (inserted) s.definitions += block(string_block, s.next_name++, text);
     return found->second;
 }
 

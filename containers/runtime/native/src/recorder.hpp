@@ -40,15 +40,16 @@ constexpr uint16_t at_once = 0xFFFF;
 // Names that the core uses, in this order.
 enum Name : uint32_t {
     barrier = 1, allreduce, broadcast, reduce_scatter, allgather, alltoall,  // as `Kind` of collectives
-    send_name, receive_name, put_name, get_name, atomic_name, notify_name, notified_name, flush_name, first_other
+    send_name, receive_name, put_name, get_name, atomic_name, notify_name, notified_name, flush_name,
+    first_custom_name
 };
 
 constexpr uint64_t ring_records = 1 << 16;  // of each thread
 
 inline std::atomic<bool> recording{false};
 
-// Begins a file; `about` is what it says of this process. Returns an errno, 0: done. Once for a process at a time.
-int start(const std::string& path, const std::string& about, uint64_t limit);
+// Begins a file; `description` is what it says of this process. Returns an errno, 0: done. Once for a process at a time.
+int start(const std::string& path, const std::string& description, uint64_t limit);
 struct Result { uint64_t written, dropped; int error; };
 // Writes all that is left. What other threads record meanwhile may be lost.
 Result stop();

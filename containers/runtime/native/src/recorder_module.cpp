@@ -71,9 +71,9 @@ void bind_recorder(nb::module_& m) {
                  std::vector<recorder::Record> records(bytes / sizeof(recorder::Record));
                  char* at = reinterpret_cast<char*>(records.data());
                  for (auto& block : blocks) {
-                     const size_t whole = block.size() / sizeof(recorder::Record) * sizeof(recorder::Record);
-                     std::memcpy(at, block.c_str(), whole);
-                     at += whole;
+                     const size_t complete_size = block.size() / sizeof(recorder::Record) * sizeof(recorder::Record);
+                     std::memcpy(at, block.c_str(), complete_size);
+                     at += complete_size;
                  }
                  new (self) otf2::Thread(std::move(records));
              })

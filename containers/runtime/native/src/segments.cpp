@@ -38,9 +38,9 @@ void Context::segment_register(int id, int rank, Deadline deadline) {
     frame.segment = uint16_t(id);
     frame.operand = size;
     Request request;
-    links_->ask(rank, frame, &request);
-    bool over = links_->drive(crowded_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
-    if (!over) {
+    links_->send_request(rank, frame, &request);
+    bool completed = links_->drive(crowded_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
+    if (!completed) {
         links_->cancel(&request, 1);
         throw Failure(Trouble::timeout,
                       "Rank " + std::to_string(rank) + " did not take segment " + std::to_string(id) + " in time.",
@@ -70,7 +70,7 @@ std::shared_ptr<Mapping> Context::segment_mapping(int id) {
     return segments_[size_t(id)].mapping;
 }
 
-char* Context::own(int id, uint64_t offset, uint64_t size) {
+char* Context::local_pointer(int id, uint64_t offset, uint64_t size) {
     uint64_t limit;
     char* data = segment_pointer(id, &limit);
     if (offset > limit || size > limit - offset)
@@ -87,7 +87,7 @@ std::shared_ptr<Mapping> Context::open_peer(int rank, int fd, uint64_t offset, u
         // A process that ends has no open files some moments before it is seen to have ended.
         pollfd process{pidfds_[size_t(rank)], POLLIN, 0};
         if (process.fd >= 0) poll(&process, 1, longest_end_ms);
-        look_for_deaths();
+        detect_failures();
         throw_if_lost(rank, "the opening of its memory");
         throw;
     }
@@ -101,19 +101,19 @@ std::shared_ptr<Mapping> Context::peer_mapping(int rank, int id, uint64_t* size)
         return segments_[size_t(id)].mapping;
     }
     auto& entry = control(rank).segments[size_t(id)];
-    auto& known = peer_segments_[size_t(rank)][size_t(id)];
+    auto& cached = peer_segments_[size_t(rank)][size_t(id)];
     uint64_t stamp = entry.stamp.load(std::memory_order_acquire);
-    if (stamp != known.stamp) {
-        known = {};
+    if (stamp != cached.stamp) {
+        cached = {};
         if (stamp) {
             uint64_t length = entry.size.load();
-            known.mapping = open_peer(rank, entry.fd.load(), 0, segment_data + page_up(length));
-            known.size = length;
-            known.stamp = stamp;
+            cached.mapping = open_peer(rank, entry.fd.load(), 0, segment_data + page_up(length));
+            cached.size = length;
+            cached.stamp = stamp;
         }
     }
-    *size = known.size;
-    return known.mapping;
+    *size = cached.size;
+    return cached.mapping;
 }
 
 char* Context::peer_segment(int rank, int id, uint64_t offset, uint64_t size) {

@@ -1,4 +1,4 @@
-// Links over TCP: their sockets, who looks at these and when, and what a caller may ask about messages.
+// Links over TCP: their sockets, who polls these and when, and what a caller may query about messages.
 #include "tcp_links.hpp"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace carme {
 namespace {
 
 // At most so long apart, where the kernel lets this be set.
-void try_again_within(int fd, int ms) { setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &ms, sizeof ms); }
+void set_rto_max(int fd, int ms) { setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &ms, sizeof ms); }
 
 }  // namespace
 
@@ -30,7 +30,7 @@ TcpLinks::TcpLinks(Host& host, int size, bool one_node)
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     kick_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     epoll_event event{};
-    event.events = EPOLLIN | EPOLLET;  // every write to it wakes a sleeper, and nobody needs to read it
+    event.events = EPOLLIN | EPOLLET;  // every write to it wakes a sleeper, and no thread needs to read it
     event.data.ptr = nullptr;
     epoll_ctl(epoll_, EPOLL_CTL_ADD, kick_, &event);
 }
@@ -50,15 +50,15 @@ void TcpLinks::add_peer(int peer, const std::vector<int>& sockets) {
         link->peer = peer;
         link->buffer = std::make_unique<char[]>(buffer_size);
         fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-        // A node that vanished is noticed by `look_for_silence`. TCP_USER_TIMEOUT would not do: it ends a connection, too,
-        // whose other end has no room for a while, as a process has that is starved of its processor, and whose kernel
+        // A node that vanished is noticed by `detect_silent_peers`. TCP_USER_TIMEOUT would not do: it ends a connection,
+        // too, whose other end has no room for a while, as a process has that is starved of its processor, and whose kernel
         // answers all the same. Nor would SO_KEEPALIVE: its questions come a second apart at best, and are not repeated when
         // they get lost.
         int on = 1;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        // Older kernels ask an end that has no room less and less often: one that then vanishes is noticed later there if
-        // stream 0 is the one without room.
-        try_again_within(fd, longest_between_tries_ms);
+        // Older kernels probe an end without a receive window less and less often: there one that then vanishes is
+        // noticed later if stream 0 is the one without a window.
+        set_rto_max(fd, longest_rto_ms);
         link->uncopied = setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
         epoll_event event{};
         event.events = EPOLLIN;
@@ -83,36 +83,36 @@ void TcpLinks::stop() {
     // What is still to be delivered when this process has gone: its kernel gives up once it would wait for so long.
     std::lock_guard lock(mutex_);
     for (auto& link : links_)
-        if (link->fd >= 0) try_again_within(link->fd, system_between_tries_ms);
+        if (link->fd >= 0) set_rto_max(link->fd, system_rto_max_ms);
 }
 
 void TcpLinks::run() {
     int64_t nap_ns = shortest_nap_ns;
     while (!stopping_) {
         if (driven()) {
-            // The longer others wait, the longer they are likely to: each look takes the core from a rank that computes.
+            // The longer others wait, the longer they are likely to: each poll takes the core from a rank that computes.
             timespec nap{0, nap_ns};
             nanosleep(&nap, nullptr);
             nap_ns = std::min(2 * nap_ns, longest_nap_ns);
             continue;
         }
         nap_ns = shortest_nap_ns;
-        poll(patience_ms());
+        poll(poll_timeout_ms());
     }
 }
 
-int TcpLinks::patience_ms() const {
+int TcpLinks::poll_timeout_ms() const {
     constexpr int64_t ms = 1'000'000;
     if (paused_ || ended_) return 20;
-    if (awaiting_) return int(between_looks_ns / ms);
+    if (awaiting_) return int(silence_check_interval_ns / ms);
     if (one_node_) return 1000;
     return int(std::clamp((next_heartbeat_ - now_ns()) / ms + 1, int64_t(1), int64_t(1000)));
 }
 
-void TcpLinks::poll(int timeout_ms, int own) {
+void TcpLinks::poll(int timeout_ms, int own_foregrounds) {
     if (links_.empty()) return;
     epoll_event events[most_events];
-    if (timeout_ms) sleep_until_whole();
+    if (timeout_ms) raise_low_watermarks();
     int n = epoll_wait(epoll_, events, most_events, timeout_ms);
     std::lock_guard lock(mutex_);
     ledger_.completed_any = false;
@@ -128,30 +128,30 @@ void TcpLinks::poll(int timeout_ms, int own) {
     const int64_t now = now_ns();
     if (ended_ && n < most_events)  // else there may be more to read
         for (auto& link : links_)
-            if (link->ended_since && now - link->ended_since > longest_farewell_ns && !still_speaks(link->peer))
+            if (link->ended_since && now - link->ended_since > longest_farewell_ns && !has_paused_stream(link->peer))
                 lose(link->peer);
     if (!one_node_ && now > next_heartbeat_) send_heartbeats();
-    if (awaiting_ && now > last_look_ + between_looks_ns) look_for_silence();
-    wake_others(own);
+    if (awaiting_ && now > last_silence_check_ + silence_check_interval_ns) detect_silent_peers();
+    wake_waiters(own_foregrounds);
 }
 
 // Each packet would wake a sleeper else, and take the core from a rank that computes.
-void TcpLinks::sleep_until_whole() {
+void TcpLinks::raise_low_watermarks() {
     std::lock_guard lock(mutex_);
     for (auto& link : links_)
-        if (link->fd >= 0 && link->in_payload && link->head == link->tail && link->left >= smallest_mark)
-            set_mark(*link, std::min(link->left, largest_mark));
+        if (link->fd >= 0 && link->in_payload && link->head == link->tail && link->remaining >= smallest_low_watermark)
+            set_low_watermark(*link, std::min(link->remaining, largest_low_watermark));
 }
 
-void TcpLinks::set_mark(Link& link, uint64_t mark) {
-    if (link.mark == mark) return;
-    const int bytes = int(link.mark = mark);
+void TcpLinks::set_low_watermark(Link& link, uint64_t low_watermark) {
+    if (link.low_watermark == low_watermark) return;
+    const int bytes = int(link.low_watermark = low_watermark);
     setsockopt(link.fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
 void TcpLinks::poll_for(const Request& request) {
-    for (auto* others : {&wanting_, &paused_, &ended_})
-        if (others->load(std::memory_order_relaxed)) return poll(0, 1);
+    for (auto* counter : {&write_blocked_, &paused_, &ended_})
+        if (counter->load(std::memory_order_relaxed)) return poll(0, 1);
     std::lock_guard lock(mutex_);
     const auto& streams = peers_[size_t(request.peer)].streams;
     if (request.stream >= streams.size() || streams[request.stream]->fd < 0) return;
@@ -159,12 +159,12 @@ void TcpLinks::poll_for(const Request& request) {
     Link& link = *streams[request.stream];
     if (!link.leaving.empty()) release(link);
     readable(link);
-    wake_others(1);
+    wake_waiters(1);
 }
 
 // Threads that sleep in `poll` for what is complete now.
-void TcpLinks::wake_others(int own) {
-    if (ledger_.completed_any && others_wait(own)) {
+void TcpLinks::wake_waiters(int own_foregrounds) {
+    if (ledger_.completed_any && has_other_waiters(own_foregrounds)) {
         uint64_t wakeup = 1;
         (void)!write(kick_, &wakeup, sizeof wakeup);
     }
@@ -184,16 +184,16 @@ void TcpLinks::watch(Link& link) {
 
 void TcpLinks::cancel(Request* requests, size_t count) {
     std::lock_guard lock(mutex_);
-    auto ours = [&](Request* r) { return r && r >= requests && r < requests + count; };
+    auto is_cancelled = [&](Request* r) { return r && r >= requests && r < requests + count; };
     ledger_.cancel(requests, count);
     for (auto& link : links_) {
-        if (ours(link->request)) {  // take the rest off the wire, to nowhere
+        if (is_cancelled(link->request)) {  // take the rest off the wire, to nowhere
             link->request = nullptr;
             link->destination = nullptr;
-            link->into = Into::nothing;
+            link->into = Into::discarded;
         }
         for (auto out = link->out.begin(); out != link->out.end();) {
-            if (!ours(out->request)) {
+            if (!is_cancelled(out->request)) {
                 ++out;
             } else if (out->sent == 0) {
                 out = link->out.erase(out);
@@ -206,7 +206,7 @@ void TcpLinks::cancel(Request* requests, size_t count) {
         }
         // What the kernel still reads of a buffer is of a message that failed: its pages stay, whatever is in them.
         for (auto& out : link->leaving)
-            if (ours(out.request)) out.request = nullptr;
+            if (is_cancelled(out.request)) out.request = nullptr;
     }
 }
 
@@ -215,14 +215,14 @@ void TcpLinks::forget(uint64_t key) {
     ledger_.forget(key);
 }
 
-int TcpLinks::who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) {
+int TcpLinks::find_mismatch(uint64_t key, uint32_t sequence, uint32_t check) {
     std::lock_guard lock(mutex_);
-    return ledger_.who_disagrees(key, sequence, check);
+    return ledger_.find_mismatch(key, sequence, check);
 }
 
-bool TcpLinks::has_come(int peer, uint64_t key, uint32_t sequence, uint32_t tag) {
+bool TcpLinks::probe(int peer, uint64_t key, uint32_t sequence, uint32_t tag) {
     std::lock_guard lock(mutex_);
-    return ledger_.has_come(peer, key, sequence, tag);
+    return ledger_.probe(peer, key, sequence, tag);
 }
 
 uint64_t TcpLinks::sent_uncopied() {

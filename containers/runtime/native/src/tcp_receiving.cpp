@@ -39,21 +39,23 @@ void TcpLinks::resume_paused() {
 void TcpLinks::readable(Link& link) {
     take(link);
     // Less than it says may be left to come, and another may sleep already.
-    if (link.fd >= 0 && link.mark > 1 && (!link.in_payload || link.left < link.mark)) set_mark(link, 1);
+    if (link.fd >= 0 && link.low_watermark > 1 && (!link.in_payload || link.remaining < link.low_watermark))
+        set_low_watermark(link, 1);
 }
 
 void TcpLinks::take(Link& link) {
     uint64_t budget = most_at_once;  // then others have their turn
     while (link.fd >= 0 && !link.paused_since && !link.ended_since) {
-        bool straight = link.in_payload && link.head == link.tail && link.destination && link.left >= smallest_straight;
+        bool straight = link.in_payload && link.head == link.tail && link.destination &&
+                        link.remaining >= smallest_straight;
         if (link.head == link.tail) link.head = link.tail = 0;
         iovec parts[2];
-        size_t n = 0, payload = 0, room = 0;
+        size_t n = 0, payload = 0, requested = 0;
         if (straight) {
-            payload = size_t(link.room);
+            payload = size_t(link.capacity);
             parts[n++] = {link.destination, payload};
             // The header that follows comes with it, but little of the next payload: that shall go straight, too.
-            if (link.room == link.left) parts[n++] = {link.buffer.get(), taken_with_payload};
+            if (link.capacity == link.remaining) parts[n++] = {link.buffer.get(), taken_with_payload};
         } else {
             if (link.tail == buffer_size) {
                 std::memmove(link.buffer.get(), link.buffer.get() + link.head, link.tail - link.head);
@@ -62,38 +64,38 @@ void TcpLinks::take(Link& link) {
             }
             parts[n++] = {link.buffer.get() + link.tail, buffer_size - link.tail};
         }
-        for (size_t i = 0; i < n; ++i) room += parts[i].iov_len;
+        for (size_t i = 0; i < n; ++i) requested += parts[i].iov_len;
         msghdr message{};
         message.msg_iov = parts;
         message.msg_iovlen = n;
-        const ssize_t got = recvmsg(link.fd, &message, MSG_DONTWAIT);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-        if (got == 0 || (got < 0 && errno == ECONNRESET)) return end(link);
-        if (got < 0) return drop(link, errno);
-        hear(peers_[size_t(link.peer)]);
-        const size_t direct = std::min(size_t(got), payload);
+        const ssize_t received = recvmsg(link.fd, &message, MSG_DONTWAIT);
+        if (received < 0 && errno == EINTR) continue;
+        if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+        if (received == 0 || (received < 0 && errno == ECONNRESET)) return end(link);
+        if (received < 0) return drop(link, errno);
+        note_activity(peers_[size_t(link.peer)]);
+        const size_t direct = std::min(size_t(received), payload);
         if (direct) advance(link, direct);
-        link.tail += size_t(got) - direct;
+        link.tail += size_t(received) - direct;
         if (link.fd < 0 || (link.head != link.tail && !parse(link))) return;
-        budget -= std::min(budget, uint64_t(got));
-        if (size_t(got) < room || !budget) return;
+        budget -= std::min(budget, uint64_t(received));
+        if (size_t(received) < requested || !budget) return;
     }
 }
 
 // Consumes what lies in the buffer. False: the link is paused or gone.
 bool TcpLinks::parse(Link& link) {
     while (link.fd >= 0) {
-        size_t have = link.tail - link.head;
+        size_t available = link.tail - link.head;
         if (link.in_payload) {
-            if (!have && link.left) return true;
-            auto step = size_t(std::min<uint64_t>(have, link.destination ? link.room : link.left));
+            if (!available && link.remaining) return true;
+            auto step = size_t(std::min<uint64_t>(available, link.destination ? link.capacity : link.remaining));
             if (link.destination && step) std::memcpy(link.destination, link.buffer.get() + link.head, step);
             link.head += step;
             advance(link, step);
             continue;
         }
-        if (have < sizeof(Frame)) return true;
+        if (available < sizeof(Frame)) return true;
         std::memcpy(&link.frame, link.buffer.get() + link.head, sizeof(Frame));
         link.head += sizeof(Frame);
         if (!begin(link)) {
@@ -108,29 +110,29 @@ bool TcpLinks::parse(Link& link) {
 }
 
 void TcpLinks::advance(Link& link, uint64_t count) {
-    link.left -= count;
-    if (!link.left) return finish(link);
+    link.remaining -= count;
+    if (!link.remaining) return finish(link);
     if (!link.destination) return;
     link.destination += count;
-    link.room -= count;
-    if (link.room) return;
+    link.capacity -= count;
+    if (link.capacity) return;
     // What a peer says that it will send is not believed: memory grows with what has come.
-    const size_t have = link.owned.size();
+    const size_t available = link.owned.size();
     try {
-        link.owned.resize(size_t(std::min<uint64_t>(link.frame.size, 2 * have)));
+        link.owned.resize(size_t(std::min<uint64_t>(link.frame.size, 2 * available)));
     } catch (const std::bad_alloc&) {
         return drop(link, no_memory);
     }
-    link.destination = link.owned.data() + have;
-    link.room = link.owned.size() - have;
+    link.destination = link.owned.data() + available;
+    link.capacity = link.owned.size() - available;
 }
 
 bool TcpLinks::expect(Link& link, Into into, char* destination, uint64_t size) {
     link.in_payload = true;
     link.into = into;
     link.destination = destination;
-    link.left = size;
-    link.room = into == Into::unexpected ? link.owned.size() : size;
+    link.remaining = size;
+    link.capacity = into == Into::unexpected ? link.owned.size() : size;
     if (!size) finish(link);
     return true;
 }
@@ -138,17 +140,17 @@ bool TcpLinks::expect(Link& link, Into into, char* destination, uint64_t size) {
 bool TcpLinks::begin_message(Link& link) {
     const Frame& frame = link.frame;
     if (const auto posted = ledger_.take(link.peer, frame)) {
-        link.waited_in_vain = false;
+        link.wait_expired = false;
         link.request = *posted;
         return *posted ? expect(link, Into::posted, (*posted)->into, frame.size)
-                       : expect(link, Into::nothing, nullptr, frame.size);
+                       : expect(link, Into::discarded, nullptr, frame.size);
     }
     // It waits on the wire for its receiver if it is large or its turn will come soon, but not so long that others
     // starve behind it.
-    const bool soon = frame.size > buffered && !link.waited_in_vain && busy_with(link.peer, frame);
+    const bool soon = frame.size > buffered && !link.wait_expired && busy_with(link.peer, frame);
     if ((frame.size > small || soon) && (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
         return false;
-    if (link.paused_since) link.waited_in_vain = true;
+    if (link.paused_since) link.wait_expired = true;
     link.owned.resize(size_t(std::min(frame.size, first_piece)));
     return expect(link, Into::unexpected, link.owned.data(), frame.size);
 }
@@ -160,7 +162,7 @@ bool TcpLinks::answer(Link& link) {
     out.frame = answer->frame;
     out.data = answer->data;
     out.size = answer->frame.size;
-    out.keep = std::move(answer->keep);
+    out.keep_alive = std::move(answer->keep_alive);
     enqueue(link, std::move(out));
     return true;
 }
@@ -174,7 +176,7 @@ bool TcpLinks::begin(Link& link) try {
     link.request = nullptr;
     switch (frame.type) {
         case FrameType::write: {
-            char* at = host_.locate(frame.segment, frame.offset, frame.size, link.keep);
+            char* at = host_.locate(frame.segment, frame.offset, frame.size, link.keep_alive);
             if (!at) break;
             return expect(link, Into::segment, at, frame.size);
         }
@@ -187,7 +189,7 @@ bool TcpLinks::begin(Link& link) try {
             return expect(link, Into::passive, link.owned.data(), frame.size);
         case FrameType::read_reply:
             link.request = ledger_.take_reply(link.peer, frame);
-            if (!link.request) return expect(link, Into::nothing, nullptr, std::min(frame.size, largest_message));
+            if (!link.request) return expect(link, Into::discarded, nullptr, std::min(frame.size, largest_message));
             return expect(link, Into::posted, link.request->into, frame.size);
         case FrameType::atomic_reply: case FrameType::register_reply:
             ledger_.replied(link.peer, frame);
@@ -228,7 +230,7 @@ void TcpLinks::finish(Link& link) {
     const Frame& frame = link.frame;
     switch (link.into) {
         case Into::segment:
-            link.keep.reset();
+            link.keep_alive.reset();
             if (frame.value) {
                 if (!host_.notify(frame.segment, frame.check, frame.value))
                     return drop(link, "sent a notification that does not exist");
@@ -253,7 +255,7 @@ void TcpLinks::finish(Link& link) {
             ledger_.abort(frame.key);
             link.owned = {};
             break;
-        case Into::nothing: break;
+        case Into::discarded: break;
     }
 }
 

@@ -81,7 +81,7 @@ bool TcpLinks::writable(Link& link) {
             if (errno == EAGAIN || errno == EWOULDBLOCK) {
                 if (!link.wants_write) {
                     link.wants_write = true;
-                    ++wanting_;
+                    ++write_blocked_;
                     watch(link);
                 }
                 return true;
@@ -103,7 +103,7 @@ bool TcpLinks::writable(Link& link) {
     }
     if (link.wants_write) {
         link.wants_write = false;
-        --wanting_;
+        --write_blocked_;
         watch(link);
     }
     return true;
@@ -180,12 +180,12 @@ void TcpLinks::send_message(int peer, uint64_t key, uint32_t sequence, uint32_t 
     send_on(stream, peer, message_frame(key, sequence, tag, check, size), size ? data : nullptr, request);
 }
 
-void TcpLinks::ask(int peer, Frame frame, Request* request) {
+void TcpLinks::send_request(int peer, Frame frame, Request* request) {
     std::lock_guard lock(mutex_);
     request->peer = peer;
     auto& streams = peers_[size_t(peer)].streams;
     if (streams.empty() || ledger_.is_lost(peer)) return ledger_.complete(request, State::lost);
-    frame.key = ledger_.ask(request);
+    frame.key = ledger_.add_request(request);
     Out out;
     out.frame = frame;
     enqueue(*streams[0], std::move(out));

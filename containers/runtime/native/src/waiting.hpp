@@ -53,7 +53,7 @@ struct alignas(128) Flag {
     std::atomic<uint32_t> value{0};
     std::atomic<uint32_t> sleepers{0};
 
-    // Sequentially consistent, so that either the sleeper sees the new value or we see the sleeper.
+    // Sequentially consistent, so that either the sleeper sees the new value or this thread sees the sleeper.
     void post(uint32_t v) {
         value.store(v, std::memory_order_seq_cst);
         if (sleepers.load(std::memory_order_seq_cst)) futex_wake(value);
@@ -73,7 +73,7 @@ constexpr int64_t longest_spin_ns = 300'000;
 // A core that sleeps is woken late, by a hypervisor above all. A piece of a large buffer takes 2 ms on a link of 1
 // Gbit/s, and may come behind others.
 constexpr int64_t longest_patience_ns = 10'000'000;
-constexpr int64_t sleep_slice_ns = 20'000'000;  // between two looks at whether peers still live
+constexpr int64_t sleep_slice_ns = 20'000'000;  // between two checks that peers still live
 
 // Waits until `ready()`; sleeps on `flag`, whose value changes whenever `ready` may have become true.
 // `spin_turn()` is called while spinning, `check()` between sleeps: it throws to end the wait.
@@ -99,15 +99,15 @@ bool wait_on(Flag& flag, bool crowded, Deadline deadline, Ready&& ready, Turn&& 
         if (deadline.passed()) return ready();
         int64_t slice = sleep_slice_ns;
         if (deadline.at != std::numeric_limits<int64_t>::max()) {
-            int64_t left = deadline.at - now_ns();
-            if (left < slice) slice = left > 0 ? left : 0;
+            int64_t remaining = deadline.at - now_ns();
+            if (remaining < slice) slice = remaining > 0 ? remaining : 0;
         }
         flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
         uint32_t seen = flag.value.load(std::memory_order_seq_cst);
-        const bool over = ready();  // which may take something: once it is true it is not asked again
-        if (!over) futex_wait(flag.value, seen, slice);
+        const bool is_ready = ready();  // which may take something: once it is true it is not called again
+        if (!is_ready) futex_wait(flag.value, seen, slice);
         flag.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-        if (over || ready()) return true;
+        if (is_ready || ready()) return true;
         check();
     }
 }

@@ -48,7 +48,7 @@ inline void as_ranks(const std::vector<int>& nodes, const std::function<void(std
     for (auto& thread : threads) thread.join();
 }
 
-inline std::vector<int> everyone(const carme::Context& context) {
+inline std::vector<int> all_ranks(const carme::Context& context) {
     std::vector<int> ranks;
     for (int r = 0; r < context.size(); ++r) ranks.push_back(r);
     return ranks;

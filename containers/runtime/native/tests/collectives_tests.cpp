@@ -15,14 +15,14 @@ using namespace carme;
 
 void collectives(const std::vector<int>& nodes, const MakeLinks& make_links) {
     as_ranks(nodes, [](std::shared_ptr<Context> context) {
-        Group group(context, everyone(*context), Deadline::after_ms(60'000));
-        const int n = group.size(), me = group.index();
+        Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
+        const int n = group.size(), index = group.index();
         for (uint64_t count : {uint64_t(1), uint64_t(5000), uint64_t(200'000)}) {
-            std::vector<float> data(count, float(me + 1));
+            std::vector<float> data(count, float(index + 1));
             group.execute(allreduce_of(data));
             CHECK(data[0] == float(n * (n + 1) / 2) && data[count - 1] == data[0]);
 
-            std::vector<uint8_t> bytes(count, uint8_t(me));
+            std::vector<uint8_t> bytes(count, uint8_t(index));
             Group::Call call;
             call.kind = Kind::broadcast;
             call.buffer = bytes.data();
@@ -32,10 +32,10 @@ void collectives(const std::vector<int>& nodes, const MakeLinks& make_links) {
             CHECK(bytes[0] == n - 1 && bytes[count - 1] == n - 1);
 
             std::vector<uint64_t> sizes(size_t(n), count);
-            std::vector<uint8_t> mine(count * uint64_t(n), uint8_t(me)), out(count * uint64_t(n));
+            std::vector<uint8_t> input(count * uint64_t(n), uint8_t(index)), out(count * uint64_t(n));
             call = {};
             call.kind = Kind::alltoall;
-            call.input = mine.data();
+            call.input = input.data();
             call.output = out.data();
             call.send_sizes = call.receive_sizes = sizes;
             group.execute(call);
@@ -45,21 +45,21 @@ void collectives(const std::vector<int>& nodes, const MakeLinks& make_links) {
             group.execute(call);
             for (int r = 0; r < n; ++r) CHECK(out[count * uint64_t(r + 1) - 1] == r);
 
-            std::vector<float> whole(count * uint64_t(n), 1.0f), part(count);
+            std::vector<float> full_input(count * uint64_t(n), 1.0f), part(count);
             call = {};
             call.kind = Kind::reduce_scatter;
-            call.input = whole.data();
+            call.input = full_input.data();
             call.output = part.data();
             call.count = count;
             call.type = Type::f32;
             group.execute(call);
             CHECK(part[0] == float(n) && part[count - 1] == float(n));
         }
-        std::vector<std::vector<float>> many(8, std::vector<float>(3000, 1.0f));
+        std::vector<std::vector<float>> buffers(8, std::vector<float>(3000, 1.0f));
         std::vector<std::shared_ptr<Handle>> handles;
-        for (auto& data : many) handles.push_back(group.submit(allreduce_of(data)));
+        for (auto& data : buffers) handles.push_back(group.submit(allreduce_of(data)));
         for (auto& handle : handles) CHECK(handle->wait(Deadline::after_ms(60'000)));
-        for (auto& data : many) CHECK(data[2999] == float(n));
+        for (auto& data : buffers) CHECK(data[2999] == float(n));
         Group::Call barrier;
         group.execute(barrier);
     }, make_links);
@@ -85,13 +85,13 @@ void between_nodes(const std::vector<int>& nodes, Algorithm algorithm) {
         }
         for (Wire wire : {Wire::same, Wire::bf16, Wire::int8}) {
             as_ranks(nodes, [&](std::shared_ptr<Context> context) {
-                Group group(context, everyone(*context), Deadline::after_ms(60'000), algorithm);
-                auto me = size_t(context->rank());
-                std::vector<float> whole(count, float(me + 1));
-                group.execute(allreduce_of(whole));
-                CHECK(whole[0] == float(n * (n + 1) / 2) && whole[count - 1] == whole[0]);
-                results[me] = inputs[me];
-                auto call = allreduce_of(results[me]);
+                Group group(context, all_ranks(*context), Deadline::after_ms(60'000), algorithm);
+                auto rank = size_t(context->rank());
+                std::vector<float> full_input(count, float(rank + 1));
+                group.execute(allreduce_of(full_input));
+                CHECK(full_input[0] == float(n * (n + 1) / 2) && full_input[count - 1] == full_input[0]);
+                results[rank] = inputs[rank];
+                auto call = allreduce_of(results[rank]);
                 call.wire = wire;
                 group.execute(call);
             });
@@ -110,7 +110,7 @@ void ring_of_many_pieces() {
     constexpr uint64_t count = 3 * 65'600;
     const uint64_t usual = piece_bytes.exchange(sizeof(float));
     as_ranks({0, 1, 2}, [](std::shared_ptr<Context> context) {
-        Group group(context, everyone(*context), Deadline::after_ms(60'000), Algorithm::ring);
+        Group group(context, all_ranks(*context), Deadline::after_ms(60'000), Algorithm::ring);
         std::vector<float> data(count);
         for (uint64_t i = 0; i < count; ++i) data[i] = float(i % 1009) + float(group.index());
         auto call = allreduce_of(data);
@@ -126,15 +126,15 @@ void ring_of_many_pieces() {
 // Buffers of more pieces than are expected at once, and means, which two nodes take on the way.
 void long_ones(const std::vector<int>& nodes, Wire wire) {
     as_ranks(nodes, [wire](std::shared_ptr<Context> context) {
-        Group group(context, everyone(*context), Deadline::after_ms(60'000));
-        const int n = group.size(), me = group.index();
+        Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
+        const int n = group.size(), index = group.index();
         for (uint64_t count : {uint64_t(900'000), uint64_t(2'500'003)}) {
             std::vector<float> data(count);
             auto call = allreduce_of(data);
             call.wire = wire;
             call.reduction = Reduction::mean;
             for (int run = 0; run < 2; ++run) {
-                for (uint64_t i = 0; i < count; ++i) data[i] = float(i % 31) + float(me);  // exact in bfloat16, too
+                for (uint64_t i = 0; i < count; ++i) data[i] = float(i % 31) + float(index);  // exact in bfloat16, too
                 group.execute(call);
                 uint64_t wrong = 0;
                 for (uint64_t i = 0; i < count; ++i) wrong += data[i] != float(i % 31) + 0.5f * float(n - 1);
@@ -148,18 +148,19 @@ void long_ones(const std::vector<int>& nodes, Wire wire) {
 // Gradients of embeddings: rows; each rank has a few.
 void rows(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
     as_ranks(nodes, [&](std::shared_ptr<Context> context) {
-        Group group(context, everyone(*context), Deadline::after_ms(60'000), algorithm);
-        const int n = group.size(), me = group.index();
+        Group group(context, all_ranks(*context), Deadline::after_ms(60'000), algorithm);
+        const int n = group.size(), index = group.index();
         for (auto [count, row] : {std::pair<uint64_t, uint64_t>{60'000, 64}, {400'000, 250}, {1'500'001, 1024}}) {
             std::vector<float> data(count);
             auto value = [&, row = row](int rank, uint64_t i) {
-                const uint64_t which = i / row;
-                return which % 11 == uint64_t(rank) || which % 37 == 5 ? float(i % 29) - 14.0f + float(rank) : 0.0f;
+                const uint64_t row_index = i / row;
+                const bool is_nonzero = row_index % 11 == uint64_t(rank) || row_index % 37 == 5;
+                return is_nonzero ? float(i % 29) - 14.0f + float(rank) : 0.0f;
             };
             auto call = allreduce_of(data);
             call.wire = wire;
             for (int run = 0; run < 2; ++run) {
-                for (uint64_t i = 0; i < count; ++i) data[i] = value(me, i);
+                for (uint64_t i = 0; i < count; ++i) data[i] = value(index, i);
                 group.execute(call);
                 uint64_t wrong = 0;
                 for (uint64_t i = 0; i < count; ++i) {
@@ -178,8 +179,8 @@ void feedback(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
     constexpr uint64_t count = 70'000;
     constexpr int runs = 40;
     as_ranks(nodes, [&](std::shared_ptr<Context> context) {
-        Group group(context, everyone(*context), Deadline::after_ms(60'000), algorithm);
-        const int n = group.size(), me = group.index();
+        Group group(context, all_ranks(*context), Deadline::after_ms(60'000), algorithm);
+        const int n = group.size(), index = group.index();
         auto value = [](int rank, uint64_t i) { return std::sin(float(i * 7 % 1001) + float(rank)); };
         std::vector<float> data(count);
         std::vector<double> total(count, 0.0), plain(count, 0.0);
@@ -188,7 +189,7 @@ void feedback(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
         for (auto residual : {std::make_shared<Residual>(), std::shared_ptr<Residual>()}) {
             call.residual = residual;
             for (int run = 0; run < runs; ++run) {
-                for (uint64_t i = 0; i < count; ++i) data[i] = value(me, i);
+                for (uint64_t i = 0; i < count; ++i) data[i] = value(index, i);
                 group.execute(call);
                 for (uint64_t i = 0; i < count; ++i) (residual ? total : plain)[i] += double(data[i]);
             }
@@ -200,8 +201,8 @@ void feedback(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
             worst = std::max(worst, std::fabs(total[i] - runs * exact));
             without = std::max(without, std::fabs(plain[i] - runs * exact));
         }
-        const double one_run = 1.01 / (wire == Wire::bf16 ? 256 : 254) * n * n;
-        CHECK(worst <= one_run + 1e-4 * runs);
+        const double single_run_error = 1.01 / (wire == Wire::bf16 ? 256 : 254) * n * n;
+        CHECK(worst <= single_run_error + 1e-4 * runs);
         CHECK(without > 2 * worst);  // else feedback would do nothing
         // What is not finite does not stay.
         data[5] = std::numeric_limits<float>::infinity();
@@ -225,7 +226,7 @@ void link_models() {
     CHECK(slow_start.best(7, 1 << 20) == Algorithm::direct);
     CHECK(slow_start.fingerprint() != model.fingerprint());
     as_ranks({0, 1, 1, 2}, [](std::shared_ptr<Context> context) {
-        Group group(context, everyone(*context), Deadline::after_ms(60'000));
+        Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
         auto measured = group.measure_links();
         CHECK(measured.points.size() >= 2);
         for (auto& [bytes, time] : measured.points) CHECK(bytes > 0 && time > 0 && time < 1e12);
@@ -235,7 +236,7 @@ void link_models() {
         as_ranks(nodes, [](std::shared_ptr<Context> context) {
             bool refused = false;
             try {
-                Group group(context, everyone(*context), Deadline::after_ms(60'000),
+                Group group(context, all_ranks(*context), Deadline::after_ms(60'000),
                             context->rank() ? Algorithm::ring : Algorithm::halving);
             } catch (const Failure& failure) {
                 refused = failure.trouble == Trouble::mismatch || failure.trouble == Trouble::peer_lost;

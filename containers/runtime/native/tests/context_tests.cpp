@@ -23,7 +23,7 @@ namespace {
 void one_sided(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
     as_ranks(nodes, [](std::shared_ptr<Context> context) {
         const int n = context->size(), right = (context->rank() + 1) % n;
-        Group group(context, everyone(*context), Deadline::after_ms(60'000));
+        Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
         context->segment_alloc(0, 1 << 20);
         for (int r = 0; r < n; ++r)
             if (r != context->rank()) context->segment_register(0, r, Deadline::after_ms(60'000));
@@ -66,25 +66,25 @@ void one_sided(const std::vector<int>& nodes, const MakeLinks& make_links = {}) 
 
 void letters() {
     as_ranks({0, 0, 1}, [](std::shared_ptr<Context> context) {
-        Group group(context, everyone(*context), Deadline::after_ms(60'000));
-        const int n = group.size(), me = group.index();
-        std::vector<char> out(600'000, char(me)), in(600'000);
-        auto receiving = group.receive((me + n - 1) % n, in.data(), in.size(), 4);
-        auto sending = group.send((me + 1) % n, out.data(), out.size(), 4);
+        Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
+        const int n = group.size(), index = group.index();
+        std::vector<char> out(600'000, char(index)), in(600'000);
+        auto receiving = group.receive((index + n - 1) % n, in.data(), in.size(), 4);
+        auto sending = group.send((index + 1) % n, out.data(), out.size(), 4);
         CHECK(receiving->wait(Deadline::after_ms(60'000)) && sending->wait(Deadline::after_ms(60'000)));
-        CHECK(in[0] == (me + n - 1) % n && in[599'999] == in[0]);
-        { auto never = group.receive((me + 1) % n, in.data(), in.size(), 5); }  // given up: nothing may follow
+        CHECK(in[0] == (index + n - 1) % n && in[599'999] == in[0]);
+        { auto never = group.receive((index + 1) % n, in.data(), in.size(), 5); }  // given up: nothing may follow
         group.execute({});
     });
 }
 
 // From any sender, the first first; what one of them sent before its end is there.
-void letters_of_anybody(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
+void letters_from_any_sender(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
     as_ranks(nodes, [&](std::shared_ptr<Context> context) {
-        Group group(context, everyone(*context), Deadline::after_ms(60'000));
-        const int me = group.index();
-        if (me) {
-            for (int i = 0; i < 2; ++i) CHECK(group.send(0, &me, sizeof me, 4)->wait(Deadline::after_ms(60'000)));
+        Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
+        const int index = group.index();
+        if (index) {
+            for (int i = 0; i < 2; ++i) CHECK(group.send(0, &index, sizeof index, 4)->wait(Deadline::after_ms(60'000)));
             group.execute({});
             return context->close();
         }
@@ -111,13 +111,13 @@ void letters_of_anybody(const std::vector<int>& nodes, const MakeLinks& make_lin
 }
 
 // Others may carry what goes between nodes.
-void other_links() {
+void alternative_links() {
     for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1}, {0, 1, 2}}) {
         collectives(nodes, QueuedLinks::among(nodes.size()));
         one_sided(nodes, QueuedLinks::among(nodes.size()));
     }
     auto leaving = [](std::shared_ptr<Context> context) {
-        Group group(context, everyone(*context), Deadline::after_ms(60'000));
+        Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
         if (context->rank() == 1) return context->close();
         bool reported = false;
         try {
@@ -146,7 +146,7 @@ void first_culprit() {
     for (auto& nodes : std::vector<std::vector<int>>{{0, 1, 2}, {0, 1, 2, 2}})
         as_ranks(nodes, [](std::shared_ptr<Context> context) {
             const int culprit = context->size() - 1;
-            Group group(context, everyone(*context), Deadline::after_ms(60'000));
+            Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
             std::vector<float> data(5000);
             if (context->rank() == culprit) return context->close();
             if (context->rank() == 0)  // meets the others' ends, and what they sent before, at a time
@@ -165,7 +165,7 @@ void first_culprit() {
 // Messages that come long before somebody wants them: memory grows with them.
 void early_letters() {
     as_ranks({0, 1}, [](std::shared_ptr<Context> context) {
-        Group group(context, everyone(*context), Deadline::after_ms(20'000));
+        Group group(context, all_ranks(*context), Deadline::after_ms(20'000));
         const std::vector<size_t> sizes{1, 300 << 10, 1 << 20, (1 << 20) + 1, 5'000'001};
         std::vector<std::vector<char>> data;
         for (size_t size : sizes) {
@@ -188,7 +188,7 @@ void early_letters() {
     });
 }
 
-// What a peer that went mad could send: nothing may crash, and nothing outside segments may be written.
+// What a malicious peer could send: nothing may crash, and nothing outside segments may be written.
 void garbage() {
     std::mt19937 random(7);
     for (int round = 0; round < 200; ++round) {
@@ -196,8 +196,8 @@ void garbage() {
         std::vector<Endpoint> ends(2);
         ends[0] = {getpid(), context->control_fd(), 0, {}};
         ends[1] = {getpid(), -1, 1, {}};
-        int mad[3];
-        for (int& fd : mad) {
+        int peer_sockets[3];
+        for (int& fd : peer_sockets) {
             auto [out, in] = connected_pair();
             fd = out;
             ends[1].sockets.push_back(in);
@@ -218,11 +218,11 @@ void garbage() {
             if (random() % 8 == 0) frame.magic = random();
             std::vector<char> bytes(sizeof frame + random() % 4000);
             std::memcpy(bytes.data(), &frame, sizeof frame);
-            if (send(mad[random() % 3], bytes.data(), bytes.size() - (random() % 4 == 0 ? random() % 64 : 0),
+            if (send(peer_sockets[random() % 3], bytes.data(), bytes.size() - (random() % 4 == 0 ? random() % 64 : 0),
                      MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
                 break;
         }
-        for (int fd : mad) close(fd);
+        for (int fd : peer_sockets) close(fd);
         for (int i = 0; i < 3000 && !context->is_lost(1); ++i) {
             timespec nap{0, 1'000'000};
             nanosleep(&nap, nullptr);
@@ -245,10 +245,10 @@ void context_tests() {
     one_sided({0, 1});
     TcpLinks::insist_on_uncopied = false;
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) one_sided(nodes);
-    other_links();
+    alternative_links();
     letters();
-    for (auto& nodes : std::vector<std::vector<int>>{{0, 0, 1}, {0, 1, 2}}) letters_of_anybody(nodes);
-    letters_of_anybody({0, 1, 2}, QueuedLinks::among(3));
+    for (auto& nodes : std::vector<std::vector<int>>{{0, 0, 1}, {0, 1, 2}}) letters_from_any_sender(nodes);
+    letters_from_any_sender({0, 1, 2}, QueuedLinks::among(3));
     noted_culprits();
     first_culprit();
     early_letters();

@@ -68,19 +68,19 @@ class Wire {
 public:
     Wire() : links_(context(), ranks) {
         for (int peer = 1; peer < ranks; ++peer) {
-            std::vector<int> ours;
+            std::vector<int> own_sockets;
             for (int stream = 0; stream < streams; ++stream) {
                 int pair[2];
                 if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) != 0) std::abort();
-                ours.push_back(pair[0]);
-                theirs_.push_back(pair[1]);
+                own_sockets.push_back(pair[0]);
+                peer_sockets_.push_back(pair[1]);
             }
-            links_.add_peer(peer, ours);
+            links_.add_peer(peer, own_sockets);
         }
     }
     ~Wire() {
         for (auto& expected : expected_) links_.cancel(expected.request.get(), 1);
-        for (int fd : theirs_)
+        for (int fd : peer_sockets_)
             if (fd >= 0) close(fd);
         links_.forget(group_key);
     }
@@ -121,7 +121,7 @@ private:
     }
 
     // A frame, and as much of a payload as it says, or another amount.
-    void put_whole(int& fd, Script& script) {
+    void put_frame(int& fd, Script& script) {
         Frame frame = frame_of(script);
         put(fd, &frame, sizeof frame);
         const bool has_payload = frame.type == FrameType::write || frame.type == FrameType::message ||
@@ -141,7 +141,7 @@ private:
                                expected.request->size, expected.request.get());
     }
 
-    void ask(Script& script) {
+    void send_request(Script& script) {
         Expected& expected = expect();
         Frame frame;
         frame.type = script.number(2) ? FrameType::read_request : FrameType::atomic_request;
@@ -150,7 +150,7 @@ private:
             expected.buffer = std::make_unique<char[]>(frame.size);
             expected.request->into = expected.buffer.get();
         }
-        links_.ask(1 + int(script.number(2)), frame, expected.request.get());
+        links_.send_request(1 + int(script.number(2)), frame, expected.request.get());
     }
 
     void send(Script& script) {
@@ -162,9 +162,9 @@ private:
     }
 
     void step(Script& script) {
-        int& fd = theirs_[script.next<uint8_t>() % theirs_.size()];
+        int& fd = peer_sockets_[script.next<uint8_t>() % peer_sockets_.size()];
         switch (script.next<uint8_t>() % 10) {
-            case 0: case 1: put_whole(fd, script); break;
+            case 0: case 1: put_frame(fd, script); break;
             case 2: {  // anything at all
                 auto raw = script.bytes(script.next<uint8_t>());
                 put(fd, raw.data(), raw.size());
@@ -182,12 +182,12 @@ private:
                 }
                 break;
             case 5: receive(script); break;
-            case 6: ask(script); break;
+            case 6: send_request(script); break;
             case 7:
                 if (!expected_.empty()) {
-                    auto which = expected_.begin() + long(script.number(expected_.size()));
-                    links_.cancel(which->request.get(), 1);
-                    expected_.erase(which);
+                    auto entry = expected_.begin() + long(script.number(expected_.size()));
+                    links_.cancel(entry->request.get(), 1);
+                    expected_.erase(entry);
                 }
                 break;
             case 8: {  // the peer reads what we sent
@@ -209,7 +209,7 @@ private:
     Expected& expect() { return expected_.emplace_back(); }
 
     TcpLinks links_;
-    std::vector<int> theirs_;
+    std::vector<int> peer_sockets_;
     std::vector<Expected> expected_;
 };
 

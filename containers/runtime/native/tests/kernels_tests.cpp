@@ -21,20 +21,22 @@ void zeros() {
             std::vector<char> data(size, 0), into(size, 1);
             for (uint64_t i = 0; i < size; ++i)
                 if (i / zero_block * 2654435761u % every == 0 || (i >= size / zero_block * zero_block)) data[i] = char(random());
-            const auto less = without_zeros(data.data(), size);
-            if (every == 2 && less.size == 0) continue;
-            CHECK(less.size && less.size <= size / 4 * 3);
-            std::memcpy(into.data(), less.data.get(), less.size);
-            CHECK(with_zeros(into.data(), less.size, size));
+            const auto compact = without_zeros(data.data(), size);
+            if (every == 2 && compact.size == 0) continue;
+            CHECK(compact.size && compact.size <= size / 4 * 3);
+            std::memcpy(into.data(), compact.data.get(), compact.size);
+            CHECK(with_zeros(into.data(), compact.size, size));
             CHECK(into == data);
-            for (uint64_t wrong : {uint64_t(0), uint64_t(5), less.size - 1, less.size + 1, less.size - zero_block}) {
+            for (uint64_t wrong :
+                 {uint64_t(0), uint64_t(5), compact.size - 1, compact.size + 1, compact.size - zero_block}) {
                 std::vector<char> spoiled(size, char(0x5A));
-                std::memcpy(spoiled.data(), less.data.get(), less.size);
+                std::memcpy(spoiled.data(), compact.data.get(), compact.size);
                 if (wrong < size) CHECK(!with_zeros(spoiled.data(), wrong, size));
             }
         }
-    std::vector<char> dense(256 << 10, 1), empty(256 << 10, 0), few(zeros_from - 1, 0);
-    CHECK(!without_zeros(dense.data(), dense.size()).size && !without_zeros(few.data(), few.size()).size);
+    std::vector<char> dense(256 << 10, 1), empty(256 << 10, 0), short_buffer(zeros_from - 1, 0);
+    CHECK(!without_zeros(dense.data(), dense.size()).size);
+    CHECK(!without_zeros(short_buffer.data(), short_buffer.size()).size);
     CHECK(without_zeros(empty.data(), empty.size()).size == empty.size() / zero_block / 8);
     for (uint64_t i = 0; i < empty.size(); i += 4) empty[i + 3] = char(0x80);  // -0.0 is not nothing
     CHECK(!without_zeros(empty.data(), empty.size()).size);
@@ -84,8 +86,8 @@ void arithmetic() {
         CHECK(out[0] == int32_t(4'000'000'001u) && out[count - 1] == out[0]);
         reduce(Type::i32, Reduction::minimum, sources, 3, &destination, 1, count);
         CHECK(out[count - 1] == 1);
-        void* both[2] = {a.data(), b.data()};
-        reduce(Type::i32, Reduction::maximum, sources, 2, both, 2, count);
+        void* destinations[2] = {a.data(), b.data()};
+        reduce(Type::i32, Reduction::maximum, sources, 2, destinations, 2, count);
         CHECK(a[count - 1] == 2'000'000'000 && b[0] == 2'000'000'000);
     }
 }

@@ -25,24 +25,24 @@ namespace {
 
 // A peer that leaves: the end of one stream is seen before the last message on another one, or is all that is seen.
 void farewells() {
-    for (bool all : {true, false}) {
+    for (bool with_message : {true, false}) {
         Context context(0, 2);
         TcpLinks links(context, 2);  // nobody looks at them but this thread
         int leaving[3];
-        std::vector<int> ours;
+        std::vector<int> own_sockets;
         for (int& fd : leaving) {
             auto [out, in] = connected_pair();
             fd = out;
-            ours.push_back(in);
+            own_sockets.push_back(in);
         }
-        links.add_peer(1, ours);
+        links.add_peer(1, own_sockets);
         uint64_t into = 0;
         Request request;
         links.receive_message(1, 7, 0, 0, 0, &into, sizeof into, &request);
         close(leaving[0]);
         links.poll(0);
         CHECK(request.state.load() == State::pending);
-        if (all) {
+        if (with_message) {
             struct {
                 Frame frame;
                 uint64_t value = 42;
@@ -56,8 +56,8 @@ void farewells() {
             for (int i : {1, 2}) close(leaving[i]);
         }
         while (!context.is_lost(1)) links.poll(20);
-        CHECK(request.state.load() == (all ? State::done : State::lost));
-        if (!all)
+        CHECK(request.state.load() == (with_message ? State::done : State::lost));
+        if (!with_message)
             for (int i : {1, 2}) close(leaving[i]);
     }
 }
@@ -66,19 +66,19 @@ void farewells() {
 void reset_without_queue() {
     Context context(0, 2);
     TcpLinks links(context, 2);
-    std::vector<int> ours;
-    int theirs[2];
-    for (int& fd : theirs) {
+    std::vector<int> own_sockets;
+    int peer_sockets[2];
+    for (int& fd : peer_sockets) {
         int pair[2];
         if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) != 0) std::abort();
-        ours.push_back(pair[0]);
+        own_sockets.push_back(pair[0]);
         fd = pair[1];
     }
-    links.add_peer(1, ours);
+    links.add_peer(1, own_sockets);
     uint64_t value = 42;
     Request sending;
     links.send_message(1, 7, 0, 0, 0, &value, sizeof value, &sending);
-    for (int fd : theirs) {  // before anything of it was read, and with something left to read here
+    for (int fd : peer_sockets) {  // before anything of it was read, and with something left to read here
         CHECK(send(fd, "half a frame", 12, MSG_NOSIGNAL) == 12);
         close(fd);
     }
@@ -89,35 +89,35 @@ void reset_without_queue() {
 }
 
 // A peer on another node with three streams; this thread alone reads ours.
-struct Distant {
+struct RemotePeer {
     static constexpr size_t long_message = 16 << 20;  // does not fit into the kernel's buffers
 
-    Distant() : context(0, 2), links(context, 2), data(long_message) {
-        for (int& fd : theirs) {
+    RemotePeer() : context(0, 2), links(context, 2), data(long_message) {
+        for (int& fd : peer_sockets) {
             auto [out, in] = connected_pair();
-            const int little = 64 << 10;
-            setsockopt(out, SOL_SOCKET, SO_RCVBUF, &little, sizeof little);
+            const int receive_buffer = 64 << 10;
+            setsockopt(out, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
             fd = out;
-            ours.push_back(in);
+            own_sockets.push_back(in);
         }
-        links.add_peer(1, ours);
+        links.add_peer(1, own_sockets);
         for (size_t i = 0; i < data.size(); ++i) data[i] = char(i * 7 + i / 1000);
     }
-    ~Distant() {
+    ~RemotePeer() {
         links.cancel(&request, 1);
-        for (int fd : theirs) close(fd);
+        for (int fd : peer_sockets) close(fd);
     }
     void send(uint64_t size) { links.send_message(1, 7, 0, 0, 0, data.data(), size, &request); }
     // It sends the beginning of `data` as a message of a collective.
-    void says(int stream, uint64_t key, uint32_t tag, uint64_t size) {
+    void send_message(int stream, uint64_t key, uint32_t tag, uint64_t size) {
         const Frame frame = message_frame(key, 0, tag, 5, size);
-        CHECK(::send(theirs[stream], &frame, sizeof frame, MSG_NOSIGNAL) == sizeof frame);
-        CHECK(::send(theirs[stream], data.data(), size, MSG_NOSIGNAL) == ssize_t(size));
+        CHECK(::send(peer_sockets[stream], &frame, sizeof frame, MSG_NOSIGNAL) == sizeof frame);
+        CHECK(::send(peer_sockets[stream], data.data(), size, MSG_NOSIGNAL) == ssize_t(size));
     }
     // Bytes that have come by a stream, and that nobody has taken.
     int waiting(int stream) const {
         int bytes = 0;
-        ioctl(ours[size_t(stream)], FIONREAD, &bytes);
+        ioctl(own_sockets[size_t(stream)], FIONREAD, &bytes);
         return bytes;
     }
     void poll_for_ms(int64_t ms) {
@@ -125,11 +125,11 @@ struct Distant {
         while (!end.passed() && !context.is_lost(1)) links.poll(20);
     }
     // From here on its kernel does not see what arrives, as if the node were gone.
-    void vanish() { lose(theirs, std::numeric_limits<uint32_t>::max()); }
+    void vanish() { lose(peer_sockets, std::numeric_limits<uint32_t>::max()); }
     // From here on one of ten packets gets lost, whichever way it goes.
     void lose_packets() {
-        lose(theirs, std::numeric_limits<uint32_t>::max() / 10);
-        lose(ours, std::numeric_limits<uint32_t>::max() / 10);
+        lose(peer_sockets, std::numeric_limits<uint32_t>::max() / 10);
+        lose(own_sockets, std::numeric_limits<uint32_t>::max() / 10);
     }
     // Packets whose random number is not above `share` are not seen.
     static void lose(std::span<const int> sockets, uint32_t share) {
@@ -145,17 +145,17 @@ struct Distant {
     TcpLinks links;
     std::vector<char> data;
     Request request;
-    int theirs[3];
-    std::vector<int> ours;
+    int peer_sockets[3];
+    std::vector<int> own_sockets;
 };
 
 // A piece that comes before it is expected waits on the wire, where nothing copies it, while its group is busy with others
 // and thus about to expect it; but not for so long that other groups' messages starve behind it.
 void early_pieces() {
     constexpr uint64_t size = 100'000, letter = 8;
-    constexpr uint64_t busy = 7, idle = 8, other = 9;
-    Distant peer;
-    Request first, second, third, theirs;
+    constexpr uint64_t busy = 7, idle = 8, separate = 9;
+    RemotePeer peer;
+    Request first, second, third, separate_request;
     std::vector<char> into(size), small(letter);
     auto finish = [&](Request& request) {
         const auto end = Deadline::after_ms(5'000);
@@ -166,12 +166,12 @@ void early_pieces() {
         CHECK(std::memcmp(into.data(), peer.data.data(), size) == 0);
         std::fill(into.begin(), into.end(), 0);
     };
-    peer.says(1, idle, 0, size);
+    peer.send_message(1, idle, 0, size);
     peer.poll_for_ms(30);
     CHECK(peer.waiting(1) == 0);  // nobody knows when it will be expected
 
     peer.links.receive_message(1, busy, 0, 1, 5, into.data(), size, &first);
-    peer.says(1, busy, 0, size);
+    peer.send_message(1, busy, 0, size);
     for (int i = 0; i < 3; ++i) peer.links.poll(0);
     CHECK(peer.waiting(1) > int(size / 2));
     Request expected;
@@ -179,15 +179,15 @@ void early_pieces() {
     finish(expected);
     check();
 
-    peer.says(1, busy, 2, size);
-    peer.says(1, other, 0, letter);
-    peer.links.receive_message(1, other, 0, 0, 5, small.data(), letter, &theirs);
-    finish(theirs);
+    peer.send_message(1, busy, 2, size);
+    peer.send_message(1, separate, 0, letter);
+    peer.links.receive_message(1, separate, 0, 0, 5, small.data(), letter, &separate_request);
+    finish(separate_request);
     CHECK(std::memcmp(small.data(), peer.data.data(), letter) == 0);
     peer.links.receive_message(1, busy, 0, 2, 5, into.data(), size, &second);
     finish(second);
     check();
-    peer.says(2, busy, 1, size);
+    peer.send_message(2, busy, 1, size);
     finish(first);
     check();
     peer.links.receive_message(1, idle, 0, 0, 5, into.data(), size, &third);
@@ -200,14 +200,14 @@ void early_pieces() {
 void unexpected_pieces() {
     constexpr uint64_t size = 20'000, busy = 7;
     constexpr uint32_t count = 3, awaited = 99;  // any kernel takes them all
-    constexpr int all = int(count * (sizeof(Frame) + size));
-    Distant peer;
+    constexpr int total = int(count * (sizeof(Frame) + size));
+    RemotePeer peer;
     std::vector<char> into(size);
     Request another;
     peer.links.receive_message(1, busy, 0, awaited, 5, into.data(), size, &another);
-    for (uint32_t tag = 0; tag < count; ++tag) peer.says(1, busy, tag, size);
+    for (uint32_t tag = 0; tag < count; ++tag) peer.send_message(1, busy, tag, size);
     const auto end = Deadline::after_ms(60'000);
-    while (peer.waiting(1) < all && !end.passed()) std::this_thread::yield();
+    while (peer.waiting(1) < total && !end.passed()) std::this_thread::yield();
     peer.links.poll(0);
     const int behind = peer.waiting(1);
     CHECK(behind > 0);
@@ -227,38 +227,39 @@ void heartbeats() {
     constexpr int peers = 150, at_once = 100;
     Context context(0, peers + 1);
     TcpLinks links(context, peers + 1);
-    std::vector<pollfd> theirs;
+    std::vector<pollfd> peer_sockets;
     for (int peer = 1; peer <= peers; ++peer) {
         auto [out, in] = connected_pair();
-        theirs.push_back({out, POLLIN, 0});
+        peer_sockets.push_back({out, POLLIN, 0});
         links.add_peer(peer, {in});
     }
     const auto end = Deadline::after_ms(60'000);
     auto requests = [&] {
-        ::poll(theirs.data(), nfds_t(peers), 0);
-        return std::count_if(theirs.begin(), theirs.end(), [](const pollfd& polled) { return polled.revents & POLLIN; });
+        ::poll(peer_sockets.data(), nfds_t(peers), 0);
+        return std::count_if(peer_sockets.begin(), peer_sockets.end(),
+                             [](const pollfd& polled) { return polled.revents & POLLIN; });
     };
     links.poll(0);
     while (requests() < at_once - 1 && !end.passed()) std::this_thread::yield();
     CHECK(requests() <= at_once);
     while (requests() < peers && !end.passed()) links.poll(20);
     CHECK(requests() == peers);
-    for (auto& polled : theirs) close(polled.fd);
+    for (auto& polled : peer_sockets) close(polled.fd);
 }
 
 // A peer leaves while nobody looks for a while: what came before the end of its first stream, and is more than is taken at
 // once, is not lost.
 void unread_farewell() {
     constexpr uint64_t size = 1'500'000;
-    Distant peer;
+    RemotePeer peer;
     std::vector<char> into(size);
     peer.links.receive_message(1, 7, 0, 0, 5, into.data(), size, &peer.request);
-    close(peer.theirs[0]);
-    peer.theirs[0] = -1;
+    close(peer.peer_sockets[0]);
+    peer.peer_sockets[0] = -1;
     peer.links.poll(0);
     std::thread leaving([&] {
-        peer.says(1, 7, 0, size);
-        for (int i : {1, 2}) shutdown(peer.theirs[i], SHUT_WR);
+        peer.send_message(1, 7, 0, size);
+        for (int i : {1, 2}) shutdown(peer.peer_sockets[i], SHUT_WR);
     });
     std::this_thread::sleep_for(std::chrono::nanoseconds(Links::longest_farewell_ns + 100'000'000));
     peer.links.poll(0);  // takes a part
@@ -270,7 +271,7 @@ void unread_farewell() {
 }
 
 // Milliseconds between the kernel's tries to send something; -1: it does not say.
-int longest_between_tries(int fd) {
+int rto_max_of(int fd) {
     constexpr int rto_max_ms = 44;  // TCP_RTO_MAX_MS, which older headers lack
     int ms = -1;
     socklen_t size = sizeof ms;
@@ -282,19 +283,19 @@ int longest_between_tries(int fd) {
 // From Linux 6.15 on the links shorten the time between the kernel's tries (TCP_RTO_MAX_MS), and must give it back: else the
 // kernel gives up within seconds what nobody takes. Older kernels have no such option, and there nothing can be forgotten:
 // that the messages come is then a test of the kernel alone, which it says.
-void left_behind() {
+void sent_before_exit() {
     // Together they fit into the buffer that any kernel allows, and each of them is copied there.
     constexpr uint64_t size = 50'000, pieces = 5;
-    auto [theirs, ours] = connected_pair();
-    const int room = 4 << 20, little = 64 << 10;
-    setsockopt(theirs, SOL_SOCKET, SO_RCVBUF, &little, sizeof little);
-    setsockopt(ours, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+    auto [peer_socket, own_socket] = connected_pair();
+    const int send_buffer = 4 << 20, receive_buffer = 64 << 10;
+    setsockopt(peer_socket, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
+    setsockopt(own_socket, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
     std::vector<char> data(size);
     for (size_t i = 0; i < size; ++i) data[i] = char(i * 7 + i / 1000);
     {
         Context context(0, 2);
         TcpLinks links(context, 2);
-        links.add_peer(1, {ours});
+        links.add_peer(1, {own_socket});
         Request requests[pieces];
         for (uint32_t tag = 0; tag < pieces; ++tag) links.send_message(1, 7, 0, tag, 5, data.data(), size, &requests[tag]);
         const auto end = Deadline::after_ms(5000);
@@ -303,56 +304,57 @@ void left_behind() {
             CHECK(request.state.load() == State::done);
         }
         links.cancel(requests, pieces);
-        const int tries = longest_between_tries(ours);
+        const int rto_max = rto_max_of(own_socket);
         links.stop();
-        if (tries >= 0)
-            CHECK(tries == TcpLinks::longest_between_tries_ms.load() && longest_between_tries(ours) == 120'000);
+        if (rto_max >= 0)
+            CHECK(rto_max == TcpLinks::longest_rto_ms.load() && rto_max_of(own_socket) == 120'000);
         else
             std::fprintf(stderr, "links: this kernel has no TCP_RTO_MAX_MS (Linux 6.15), what is left behind tests it alone\n");
     }
     std::this_thread::sleep_for(std::chrono::seconds(6));  // nobody reports when a kernel gives up
-    std::vector<char> got(pieces * (sizeof(Frame) + size) + 1);
-    size_t have = 0;
-    for (ssize_t count; (count = recv(theirs, got.data() + have, got.size() - have, 0)) > 0;) have += size_t(count);
-    CHECK(have == got.size() - 1);
+    std::vector<char> received(pieces * (sizeof(Frame) + size) + 1);
+    size_t received_bytes = 0;
+    auto receive = [&] { return recv(peer_socket, received.data() + received_bytes, received.size() - received_bytes, 0); };
+    for (ssize_t count; (count = receive()) > 0;) received_bytes += size_t(count);
+    CHECK(received_bytes == received.size() - 1);
     for (uint64_t i = 0; i < pieces; ++i)
-        CHECK(std::memcmp(got.data() + i * (sizeof(Frame) + size) + sizeof(Frame), data.data(), size) == 0);
-    close(theirs);
+        CHECK(std::memcmp(received.data() + i * (sizeof(Frame) + size) + sizeof(Frame), data.data(), size) == 0);
+    close(peer_socket);
 }
 
 // Who sleeps until a long payload is there is not woken by each part of it, but by its end, no matter who took parts of it.
 void long_payloads() {
     constexpr uint64_t size = 400'000, part = 5'000;
-    Distant peer;
+    RemotePeer peer;
     Request request;
     std::vector<char> into(size);
     uint64_t sent = 0;
-    auto says = [&](uint64_t count) {
-        CHECK(send(peer.theirs[1], peer.data.data() + sent, count, 0) == ssize_t(count));
+    auto send_message = [&](uint64_t count) {
+        CHECK(send(peer.peer_sockets[1], peer.data.data() + sent, count, 0) == ssize_t(count));
         sent += count;
     };
     peer.links.receive_message(1, 7, 0, 0, 5, into.data(), size, &request);
     const Frame frame = message_frame(7, 0, 0, 5, size);
-    CHECK(send(peer.theirs[1], &frame, sizeof frame, 0) == sizeof frame);
-    says(part);
+    CHECK(send(peer.peer_sockets[1], &frame, sizeof frame, 0) == sizeof frame);
+    send_message(part);
     peer.links.poll(20);
     CHECK(peer.waiting(1) == 0);
     std::thread talking([&] {
         for (int i = 0; i < 10; ++i) {
-            says(part);
+            send_message(part);
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
         }
     });
     peer.links.poll(100);
     talking.join();
     CHECK(peer.waiting(1) == int(10 * part));
-    says(size - sent - part);
+    send_message(size - sent - part);
     peer.links.poll_for(request);
     peer.links.poll_for(request);
     CHECK(peer.waiting(1) == 0 && request.state.load() == State::pending);
     std::thread ending([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        says(part);
+        send_message(part);
     });
     const int64_t begin = now_ns();
     while (request.state.load() == State::pending && now_ns() - begin < 5'000'000'000) peer.links.poll(1000);
@@ -363,31 +365,32 @@ void long_payloads() {
 
 // A process that gets no processor takes nothing for as long as that lasts; its kernel answers for it.
 void starved() {
-    Distant peer;
-    peer.send(Distant::long_message);
+    RemotePeer peer;
+    peer.send(RemotePeer::long_message);
     peer.poll_for_ms(3000);
     CHECK(!peer.context.is_lost(1) && peer.request.state.load() == State::pending);
-    std::vector<char> got;
+    std::vector<char> received;
     std::thread reading([&] {
         char part[65536];
-        while (got.size() < sizeof(Frame) + Distant::long_message) {
-            const ssize_t count = recv(peer.theirs[1], part, sizeof part, 0);
+        while (received.size() < sizeof(Frame) + RemotePeer::long_message) {
+            const ssize_t count = recv(peer.peer_sockets[1], part, sizeof part, 0);
             if (count <= 0) break;
-            got.insert(got.end(), part, part + count);
+            received.insert(received.end(), part, part + count);
         }
     });
     while (peer.request.state.load() == State::pending && !peer.context.is_lost(1)) peer.links.poll(20);
-    if (peer.context.is_lost(1)) shutdown(peer.theirs[1], SHUT_RDWR);
+    if (peer.context.is_lost(1)) shutdown(peer.peer_sockets[1], SHUT_RDWR);
     reading.join();
     CHECK(peer.request.state.load() == State::done);
-    CHECK(got.size() == sizeof(Frame) + Distant::long_message &&
-          std::memcmp(got.data() + sizeof(Frame), peer.data.data(), Distant::long_message) == 0);
+    CHECK(received.size() == sizeof(Frame) + RemotePeer::long_message &&
+          std::memcmp(received.data() + sizeof(Frame), peer.data.data(), RemotePeer::long_message) == 0);
 }
 
 // A node that is gone says nothing: noticed within a second, or later if it had no room when it went.
 void vanished() {
-    for (auto [sent, latest_ms] : {std::pair<uint64_t, int64_t>{1000, 1000}, {Distant::long_message, 3000}, {0, 1000}}) {
-        Distant peer;
+    for (auto [sent, latest_ms] :
+         {std::pair<uint64_t, int64_t>{1000, 1000}, {RemotePeer::long_message, 3000}, {0, 1000}}) {
+        RemotePeer peer;
         if (sent > 1000) {
             peer.send(sent);
             peer.poll_for_ms(1500);
@@ -408,10 +411,10 @@ void vanished() {
 
 // A stream that waits for room, and whose kernel asks for it more and more seldom, hides nothing: others are not answered.
 void vanished_with_a_full_stream() {
-    const int usual = TcpLinks::longest_between_tries_ms.exchange(120'000);
-    Distant peer;
-    TcpLinks::longest_between_tries_ms = usual;
-    peer.send(Distant::long_message);
+    const int usual = TcpLinks::longest_rto_ms.exchange(120'000);
+    RemotePeer peer;
+    TcpLinks::longest_rto_ms = usual;
+    peer.send(RemotePeer::long_message);
     peer.poll_for_ms(4500);  // by then the kernel asks every three seconds
     CHECK(!peer.context.is_lost(1));
     peer.vanish();
@@ -422,7 +425,7 @@ void vanished_with_a_full_stream() {
 
 // A peer whose packets get lost is not gone.
 void patchy() {
-    Distant peer;
+    RemotePeer peer;
     peer.poll_for_ms(200);
     peer.lose_packets();
     peer.poll_for_ms(5000);
@@ -438,7 +441,7 @@ void links_tests() {
     heartbeats();
     farewells();
     unread_farewell();
-    left_behind();
+    sent_before_exit();
     reset_without_queue();
     starved();
     vanished();

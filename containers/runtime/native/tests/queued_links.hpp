@@ -61,19 +61,19 @@ public:
         std::lock_guard lock(mutex_);
         auto* bytes = static_cast<const char*>(data);
         if (request) request->peer = peer;
-        hand(peer, frame, data ? std::vector<char>(bytes, bytes + frame.size) : std::vector<char>());
+        deliver(peer, frame, data ? std::vector<char>(bytes, bytes + frame.size) : std::vector<char>());
         ledger_.complete(request, ledger_.is_lost(peer) ? State::lost : State::done);
     }
     void send_owned(int peer, const Frame& frame, std::vector<char> data) override {
         std::lock_guard lock(mutex_);
-        hand(peer, frame, std::move(data));
+        deliver(peer, frame, std::move(data));
     }
-    void ask(int peer, Frame frame, Request* request) override {
+    void send_request(int peer, Frame frame, Request* request) override {
         std::lock_guard lock(mutex_);
         request->peer = peer;
         if (ledger_.is_lost(peer)) return ledger_.complete(request, State::lost);
-        frame.key = ledger_.ask(request);
-        hand(peer, frame, {});
+        frame.key = ledger_.add_request(request);
+        deliver(peer, frame, {});
     }
     void send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
                       uint64_t size, Request* request) override {
@@ -92,32 +92,32 @@ public:
         std::lock_guard lock(mutex_);
         ledger_.forget(key);
     }
-    int who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) override {
+    int find_mismatch(uint64_t key, uint32_t sequence, uint32_t check) override {
         std::lock_guard lock(mutex_);
-        return ledger_.who_disagrees(key, sequence, check);
+        return ledger_.find_mismatch(key, sequence, check);
     }
-    bool has_come(int peer, uint64_t key, uint32_t sequence, uint32_t tag) override {
+    bool probe(int peer, uint64_t key, uint32_t sequence, uint32_t tag) override {
         std::lock_guard lock(mutex_);
-        return ledger_.has_come(peer, key, sequence, tag);
+        return ledger_.probe(peer, key, sequence, tag);
     }
     void poll(int timeout_ms, int = 0) override {
         Mailbox& box = (*boxes_)[size_t(rank_)];
-        auto some = [&] {
+        auto has_parcels = [&] {
             std::lock_guard lock(box.mutex);
             return !box.parcels.empty();
         };
-        if (timeout_ms && !wait_on(box.filled, true, Deadline::after_ms(timeout_ms), some, [] {}, [] {})) return;
+        if (timeout_ms && !wait_on(box.filled, true, Deadline::after_ms(timeout_ms), has_parcels, [] {}, [] {})) return;
         std::lock_guard lock(mutex_);  // before they are taken: two threads would mix up their order
-        std::deque<Parcel> come;
+        std::deque<Parcel> received;
         {
             std::lock_guard taking(box.mutex);
-            come.swap(box.parcels);
+            received.swap(box.parcels);
         }
-        for (auto& parcel : come) arrived(parcel);
+        for (auto& parcel : received) arrived(parcel);
     }
 
 private:
-    void hand(int peer, const Frame& frame, std::vector<char> data) {
+    void deliver(int peer, const Frame& frame, std::vector<char> data) {
         Mailbox& box = (*boxes_)[size_t(peer)];
         {
             std::lock_guard lock(box.mutex);
@@ -127,10 +127,10 @@ private:
     }
     void arrived(Parcel& parcel) {
         auto& [from, frame, data] = parcel;
-        std::shared_ptr<void> keep;
+        std::shared_ptr<void> keep_alive;
         switch (frame.type) {
             case FrameType::write:
-                std::copy(data.begin(), data.end(), host_.locate(frame.segment, frame.offset, frame.size, keep));
+                std::copy(data.begin(), data.end(), host_.locate(frame.segment, frame.offset, frame.size, keep_alive));
                 if (frame.value) host_.notify(frame.segment, frame.check, frame.value);
                 break;
             case FrameType::message: ledger_.arrived(from, frame, std::move(data)); break;
@@ -150,7 +150,7 @@ private:
             case FrameType::read_request: case FrameType::atomic_request: case FrameType::register_segment:
             case FrameType::echo:
                 if (auto answer = ledger_.answer(from, frame))
-                    hand(from, answer->frame, {answer->data, answer->data + answer->frame.size});
+                    deliver(from, answer->frame, {answer->data, answer->data + answer->frame.size});
                 break;
             default: ledger_.lose(from);
         }

@@ -19,17 +19,17 @@ using namespace carme;
 
 namespace {
 
-struct Left {
+struct Recording {
     std::map<uint32_t, std::vector<recorder::Record>> events;  // by thread
     std::map<uint32_t, std::string> names;
     uint64_t written = 0, dropped = 0, total = 0, bytes = 0;
 };
 
-Left read(const std::string& path) {
+Recording read(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     std::string data(std::istreambuf_iterator<char>(file), {});
-    Left left;
-    left.bytes = data.size();
+    Recording recording;
+    recording.bytes = data.size();
     CHECK(data.compare(0, 8, "CARMEEV1") == 0);
     for (size_t at = 8; at + 16 <= data.size();) {
         uint32_t type, number;
@@ -39,20 +39,20 @@ Left read(const std::string& path) {
         std::memcpy(&size, &data[at + 8], 8);
         const char* payload = data.data() + at + 16;
         if (type == 1) {
-            auto& events = left.events[number];
+            auto& events = recording.events[number];
             const size_t before = events.size(), count = size / sizeof(recorder::Record);
             events.resize(before + count);
             std::memcpy(&events[before], payload, count * sizeof(recorder::Record));
-            left.total += count;
+            recording.total += count;
         } else if (type == 2) {
-            left.names[number] = std::string(payload, size);
+            recording.names[number] = std::string(payload, size);
         } else if (type == 6) {
-            std::memcpy(&left.written, payload, 8);
-            std::memcpy(&left.dropped, payload + 8, 8);
+            std::memcpy(&recording.written, payload, 8);
+            std::memcpy(&recording.dropped, payload + 8, 8);
         }
         at += 16 + size;
     }
-    return left;
+    return recording;
 }
 
 void record(uint32_t name, uint64_t size) {
@@ -84,14 +84,15 @@ void several_threads(const std::string& path) {
     record(recorder::barrier, 7);
     const auto result = recorder::stop();
     CHECK(result.error == 0 && result.written + result.dropped == 4 * each + 1);
-    const Left left = read(path);
-    CHECK(left.total == result.written && left.written == result.written && left.dropped == result.dropped);
-    CHECK(left.names.at(recorder::barrier) == "barrier");
-    CHECK(left.events.size() == 5);
-    for (auto& [thread, events] : left.events) {
+    const Recording recording = read(path);
+    CHECK(recording.total == result.written && recording.written == result.written);
+    CHECK(recording.dropped == result.dropped);
+    CHECK(recording.names.at(recorder::barrier) == "barrier");
+    CHECK(recording.events.size() == 5);
+    for (auto& [thread, events] : recording.events) {
         std::set<uint64_t> sizes;
         for (auto& event : events) {
-            CHECK(event.end >= event.begin && left.names.at(event.name) == left.names.at(events[0].name));
+            CHECK(event.end >= event.begin && recording.names.at(event.name) == recording.names.at(events[0].name));
             CHECK(sizes.insert(event.size).second);
         }
     }
@@ -105,8 +106,8 @@ void limited(const std::string& path) {
     for (uint64_t i = 0; i < 10'000; ++i) record(recorder::put_name, i);
     const auto result = recorder::stop();
     CHECK(result.dropped > 0 && result.written + result.dropped == 10'000);
-    const Left left = read(path);
-    CHECK(left.bytes <= limit + 1024 && left.dropped == result.dropped);
+    const Recording recording = read(path);
+    CHECK(recording.bytes <= limit + 1024 && recording.dropped == result.dropped);
     CHECK(recorder::start(path, "{}", limit) == EEXIST);
     CHECK(recorder::start("/no/such/folder/file", "{}", limit) == ENOENT);
 }
@@ -123,9 +124,9 @@ void lanes() {
     CHECK(otf2::Thread({span(2, 3), span(4, 5), span(1, 6), span(7, 8)}).lanes() == 1);
     CHECK(otf2::Thread({span(1, 3), span(2, 4), span(3, 5)}).lanes() == 2);
     CHECK(otf2::Thread({}).lanes() == 0);
-    std::vector<recorder::Record> many;
-    for (int64_t i = 0; i < 100; ++i) many.push_back(span(i, 200 + i));
-    const otf2::Thread thread(many);
+    std::vector<recorder::Record> overlapping;
+    for (int64_t i = 0; i < 100; ++i) overlapping.push_back(span(i, 200 + i));
+    const otf2::Thread thread(overlapping);
     CHECK(thread.lanes() == 64 && thread.first() == 0 && thread.last() == 299);
 }
 
