@@ -120,7 +120,6 @@ STILL: dict[str, Collection[str]] = {
     **dict.fromkeys(("tests/cluster", "tests/demo_site.py", "tests/frameworks"), ("other",)),
     "tests/benchmarks": ("mine", "other", "others", "ours", "theirs"),
     "tests/native": ("heard", "look", "mine", "other", "others", "ours", "theirs", "way", "whose"),
-    "tests/sites": ("mine", "other"),
 }
 
 #: Earlier names that still work and warn, parameters that programs may name, and what is in databases,

@@ -45,7 +45,7 @@ def hosts(benchmarks, monkeypatch):
             on(pid, "ip", "address", "add", f"{address}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 on(pid, "ip", "link", "set", device, "up")
-        monkeypatch.setattr(two_nodes, "_demo_nodes", lambda: (SUBNET, tuple(pids), ADDRESSES))
+        monkeypatch.setattr(two_nodes, "find_demo_nodes", lambda: (SUBNET, tuple(pids), ADDRESSES))
         yield pids
     finally:
         for each in running:

@@ -223,6 +223,18 @@ def test_termination_is_passed_on(job: Job, script: Script, witness: Witness, nu
     assert witness.all_gone()
 
 
+def test_a_run_under_nohup_outlives_its_terminal(job: Job, script: Script, witness: Witness) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is started inherits that
+    try:
+        run = job.launch(script(MEET + "witness.recv(2)"), environment=witness.environment)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    witness.expect(2)
+    run.popen.send_signal(signal.SIGHUP)
+    witness.release()
+    assert run.wait()[0] == 0
+
+
 def test_a_killed_launcher_leaves_no_ranks(job: Job, script: Script, witness: Witness) -> None:
     # A child of the rank is in its process group, and must go with it.
     text = MEET + "os.set_inheritable(witness.fileno(), True); os.fork(); witness.recv(1)"

@@ -95,7 +95,9 @@ class Run:
             (signal.SIGTERM, self._terminate),
             (signal.SIGHUP, self._terminate),
         ):
-            self._loop.add_signal_handler(number, handler)
+            # nohup has the run outlive its terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._loop.add_signal_handler(number, handler)
         # No port is known before rank 0's node has found a free one.
         self._fabric.send(self._places[0].member.number, {"type": "port"})
         while self._open:
