@@ -83,9 +83,9 @@ def is_standby(site: SiteHosts, host: str) -> bool:
     return not address and not {"active", "activating", "deactivating"} & set(units.values())
 
 
-def copies_from(site: SiteHosts, host: str, other: str) -> bool:
+def copies_from(site: SiteHosts, host: str, source: str) -> bool:
     shown = site.run(host, PROGRAM, "status", "--json", check=False)
-    return shown.returncode == 0 and json.loads(shown.stdout)["copied_from"] == other
+    return shown.returncode == 0 and json.loads(shown.stdout)["copied_from"] == source
 
 
 def jobs(site: SiteHosts) -> dict[str, str]:
