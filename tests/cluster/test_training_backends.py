@@ -178,7 +178,7 @@ def test_carme_run_uses_all_nodes_of_a_job_without_carme(demo: DemoSite) -> None
     finally:
         demo.run("head", "rm", "-r", folder)
     assert ended.returncode == 0, ended.stderr + output
-    assert "On n2, which may have other cores than this node, srun would start agents: srun" in output
+    assert "On n2, which may have other cores or GPUs than this node, srun would start agents: srun" in output
     assert "rank 0 on n1," in output and "rank 2 on n2," in output and "4 ranks, Keras 3" in output, output
     assert len(re.findall(r"loss \d+\.\d+", output)) == 1
     assert f"slurm-{ended.stdout.strip()}-" not in output, "a folder of the run is left"
