@@ -93,7 +93,7 @@ def test_a_hostfile_places_the_ranks(
 
 
 @pytest.mark.parametrize("first", ["-ngpuspernode", "-m", "-n"])
-def test_the_older_command_line_of_tarantella_works(
+def test_options_of_earlier_tarantella_versions_are_accepted(
     job: Job, script: Script, tmp_path: Path, first: str
 ) -> None:
     (tmp_path / "machines").write_text("n2\nn1\n")
@@ -111,7 +111,7 @@ def test_a_module_may_have_the_options_of_the_older_command_line(local: Launch, 
     assert done == (0, "[rank 0] -ngpuspernode 2 a\n", "")
 
 
-def test_the_present_command_line_of_tarantella_works(local: Launch, script: Script) -> None:
+def test_options_of_tarantella_are_accepted(local: Launch, script: Script) -> None:
     names = ["A", "B", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE", "TNT_OUTPUT_ON_ALL_DEVICES"]
     path = script(f"import os, sys; print(*map(os.environ.get, {names}), *sys.argv[1:], sep='|')")
     options = ["--no-gpu", "-n", "3", "--pin-to-socket", "--output-on-all-devices", "-x", "A=1", "B=2=3"]
