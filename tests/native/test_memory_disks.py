@@ -247,7 +247,9 @@ def test_a_slow_disk_is_reported_and_does_no_harm(
     assert f"The disk of the spill folder '{disk.folder}' is slow: it takes " in errors
     assert "Name a folder on a faster one" in errors
     plan = lines[-1]["plan"]
-    assert plan["write_rate"] < 2 * rate and plan["read_rate"] < 2 * rate
+    # The kernel limits each direction by itself and lets short bursts pass: with both at once it is twice the
+    # rate, and a little more.
+    assert plan["write_rate"] < 3 * rate and plan["read_rate"] < 3 * rate
     assert plan["floor_seconds"] == plan["transfer_seconds"] > plan["compute_seconds"]
 
 
