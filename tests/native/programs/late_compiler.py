@@ -78,7 +78,11 @@ def is_whole() -> bool:
     package: Any = sys.modules["torch._dynamo"]
     named = all(module.__spec__ and module.__spec__.name == name for name, module in modules.items())
     children = {name.rpartition(".")[2]: module for name, module in modules.items() if name.count(".") == 2}
-    attached = all(vars(package).get(name) is module for name, module in children.items())
+    # The package gives some names to what it imports from the module of that name.
+    attached = all(
+        vars(package).get(name) in (module, vars(module).get(name, module))
+        for name, module in children.items()
+    )
     return named and attached and package is torch._dynamo and hasattr(package, "reset")
 
 
