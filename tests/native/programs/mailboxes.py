@@ -88,7 +88,6 @@ with gaspi.init() as process:
             for action in pipeline.schedule.actions[process.rank]:
                 pipeline.act(action)
         if run % 2:
-            pipeline.boxes.flush()
             pipeline.boxes.close()
         del pipeline
         free_dropped(process._context, group, 60_000)

@@ -109,7 +109,8 @@ class Mailboxes:
         self._taken = dict.fromkeys(self._boxes, 0)
 
     def close(self) -> None:
-        """Give the memory up, when all members have come here."""
+        """Give the memory up, when all members have come here and all that they have sent has arrived."""
+        self.flush()  # a barrier may overtake what nobody waits for, such as slots given up
         self._group.barrier(timeout=self._timeout)
         self._drop.detach()
         self._context.segment_delete(self._numbers[self._rank])
