@@ -514,7 +514,7 @@ def _changed(change: Callable[[dict], object]) -> str:
         ('{"format": "carme graph"}', "holds no result of a probe"),
         (
             _changed(lambda c: c.update(version=7)),
-            "holds a result of version 7, and this carme_runtime reads versions 2 and 3.",
+            "holds a result of version 7, and this carme_runtime reads versions 2 to 4.",
         ),
         (_changed(lambda c: c.pop("version")), "holds no result of a probe"),
         (_changed(lambda c: c.update(timings=[])), "holds a damaged result"),
