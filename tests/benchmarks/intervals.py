@@ -33,10 +33,10 @@ def judged_intervals(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, An
 
 
 def binomial_bounds(count: int, of: int) -> tuple[float, float]:
-    """The bounds of Clopper and Pearson (1934) for a share of which so many were found.
+    """The bounds of Clopper and Pearson (1934) for a share, where so many were found.
 
-    Below the lower one so many or more, above the upper one so many or fewer would be found in less than half
-    of what _SURE leaves of all cases.
+    With a share below the lower one, so many or more are found in less than 2.5 % of all cases; with one
+    above the upper one, so many or fewer.
     """
 
     def most(share: float, upto: int) -> float:
