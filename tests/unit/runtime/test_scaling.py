@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -519,6 +520,8 @@ def _changed(change: Callable[[dict], object]) -> str:
         (_changed(lambda c: c.pop("version")), "holds no result of a probe"),
         (_changed(lambda c: c.update(timings=[])), "holds a damaged result"),
         (_changed(lambda c: c.update(fixed_ms=-1)), "holds a damaged result"),
+        (_changed(lambda c: c.update(drift=-0.1)), "(its deviations are not 0 or more)"),
+        (_changed(lambda c: c.update(spread=math.nan)), "(its deviations are not 0 or more)"),
         (_changed(lambda c: c["gradients"][0].update(ready=[1.0])), "holds a damaged result"),
         (_changed(lambda c: c["gradients"][0].update(filled=[1.0])), "holds a damaged result"),
         (_changed(lambda c: c["gradients"][0].update(filled=[1.0, 1.5])), "holds a damaged result"),

@@ -112,6 +112,8 @@ class Profile:
         times = [self.fixed_ms, *(t for each in self.timings for t in (each.forward_ms, each.backward_ms))]
         if not all(0 <= time < float("inf") for time in times) or not self.forward_ms(self.batch) > 0:
             raise ValueError("its times are not above 0")
+        if not all(0 <= deviation < float("inf") for deviation in (self.spread, self.drift)):
+            raise ValueError("its deviations are not 0 or more")
         if any(
             len(gradient.ready) != len(sizes)
             or len(gradient.filled) not in (0, len(sizes))
