@@ -58,7 +58,8 @@ def write(result: Result, docs: Path, command: str | None = None, machine: str |
     text = page.read_text()
     block = block_of(text)
     command, machine = command or kept(block, "command", "`"), machine or kept(block, "machine", "")
-    page.write_text(text.replace(block, run(result, command, machine)))
+    before, after = text.split(BEGIN, 1)[0], text.split(END, 1)[1]
+    page.write_text(before + BEGIN + run(result, command, machine) + END + after)
     (docs / f"{NAME}.html").write_text(report.page(result))
     (docs / PICTURE).write_text(picture(result))
 
