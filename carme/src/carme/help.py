@@ -57,7 +57,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "scaling#what-can-go-wrong": (
         "The probe's result has no prediction for {what}.",
         "{file} has no predictions.",
-        "{file} is a result of version {version}, and this site reads versions {oldest} and {newest}.",
+        "{file} is a result of version {version}, and this site reads versions {oldest} to {newest}.",
     ),
     "projects#accounts-and-qos-of-slurm": (
         "Slurm's accounting allows {holder} at most {most}.",

@@ -103,11 +103,11 @@ def row(**changes: Any) -> dict[str, Any]:
     [
         (
             {"version": 1},
-            "scale.json is a result of version 1, and this site reads versions 2 and 3. Measure",
+            "scale.json is a result of version 1, and this site reads versions 2 to 4. Measure",
         ),
         (
-            {"version": 4},
-            "scale.json is a result of version 4, and this site reads versions 2 and 3. Measure",
+            {"version": 5},
+            "scale.json is a result of version 5, and this site reads versions 2 to 4. Measure",
         ),
         ({"version": "x" * 99}, f"scale.json is a result of version {'x' * 20}, and"),
         ({"curve": None}, "scale.json has no predictions. Measure again with: carme-run"),

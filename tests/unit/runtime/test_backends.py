@@ -51,6 +51,24 @@ def test_a_dry_run_prints_json_for_each_backend(local: Launch, script: Script, n
             assert found, f"{variable} is declared but not set"
 
 
+def test_a_dry_run_says_which_command_is_missing(local: Launch, script: Script, tmp_path: Path) -> None:
+    """As it does of modules; what is there is not named."""
+    run = ("--dry-run", "--backend", "mpi", script("1 / 0"))
+    _, out, _ = local(*run, PATH=str(tmp_path)).wait()
+    assert out.endswith("\nlacks: mpirun, which is not on PATH\n")
+    (tmp_path / "mpiexec").write_text("")
+    (tmp_path / "mpiexec").chmod(0o700)
+    _, out, _ = local(*run, PATH=str(tmp_path)).wait()
+    assert "lacks" not in out
+
+
+def test_a_dry_run_counts_workers_of_a_node(local: Launch, script: Script) -> None:
+    _, out, _ = local("--dry-run", "-n", "3", "--backend", "dask", script("1 / 0")).wait()
+    assert out.startswith("1 rank of: ") and "\nDask's scheduler on " in out
+    (line,) = [each for each in out.splitlines() if each.startswith("A worker of Dask on ")]
+    assert line.endswith(" (3 times)")
+
+
 def test_a_dry_run_without_a_backend_prints_json(local: Launch, script: Script) -> None:
     code, out, _ = local("--dry-run", "--json", "-n", "2", "--pin-cpus", script("1 / 0")).wait()
     answer = json.loads(out)

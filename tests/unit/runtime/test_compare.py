@@ -364,8 +364,8 @@ def test_the_picture_in_the_documentation_is_that_of_the_recorded_run() -> None:
     folder = ROOT / "docs/benchmarks"
     recorded = results.load(folder / "compare-demo.json")
     assert (folder / "compare-demo.html").read_text() == report.page(recorded)
-    shown = (ROOT / "docs/pictures/compare-resnet20.svg").read_text()
-    for each in verdict.standings(recorded, "resnet20", 2):
+    shown = (ROOT / "docs/pictures/compare-steps.svg").read_text()
+    for each in verdict.standings(recorded, recorded.networks()[-1], max(recorded.ranks())):
         assert each.row.title in shown and f"{each.row.step.median:.2f} ms" in shown
     assert cut_off(shown) == []
 
@@ -539,6 +539,7 @@ def test_the_differences_of_two_results_are_shown(result: Result) -> None:
         (["--ranks", "0"], "--ranks 0 cannot be read."),
         (["--rounds", "0"], "--rounds 0 is not possible. Give 1 to 1000."),
         (["--seed", "-1"], "--seed -1 is not possible."),
+        (["--networks", ""], "There is no network ''. Choose from mlp, "),
         (["--data", "cats"], "There is no data set 'cats'. Choose from digits, faces, imagenet."),
         (["--size", "0"], "--size 0 is not possible. Give 1 to 1024."),
         (["--width", "0"], "--width 0 is not possible. Give more than 0 and up to 8."),

@@ -85,9 +85,24 @@ def test_a_server_of_horovod_that_cannot_start_is_reported(job: Job, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--backend", "nccl"], "argument --backend: invalid choice: 'nccl'"),
+        (
+            ["--backend", "nccl"],
+            "'nccl' is no framework that carme-run knows. It is a backend of PyTorch's: --torch",
+        ),
+        (
+            ["--backend", "Torch"],
+            "'Torch' is no framework that carme-run knows. Did you mean --backend torch?",
+        ),
+        (["--backend", "tf"], "Did you mean --backend tensorflow?"),
+        (["--backend", "deepsped"], "Did you mean --backend deepspeed?"),
+        (["--backend", "keras"], "Scripts of carme_runtime.keras need no --backend"),
+        (["--backend", "spark9"], "Give one of: torch, tensorflow, jax, "),
+        (["--backend", ""], "Give one of: torch, tensorflow, jax, "),
         (["--backend", "mpi", "--pin-cpus"], "--pin-cpus does not go with --backend mpi"),
-        (["--backend", "mpi", "--max-restarts", "1"], "Use --max-restarts without --backend"),
+        (
+            ["--backend", "mpi", "--max-restarts", "1"],
+            "A run with --backend mpi cannot start anew with other ranks. Use --max",
+        ),
         (["--transport", "verbs"], "argument --transport: invalid choice: 'verbs'"),
         (["--backend=horovod", "--hang-seconds", "60"], "-x HOROVOD_STALL_CHECK_TIME_SECONDS=60"),
         (["--backend=horovod", "--max-restarts", "1"], "Use --max-restarts without --backend"),

@@ -291,7 +291,7 @@ def test_memory_that_cannot_be_bound_is_reported(tmp_path: Path, monkeypatch: py
 def test_without_gpus_a_dry_run_says_so(local: Launch) -> None:
     code, out, errors = local("--no-gpus", "--dry-run", "--", "true", CUDA_VISIBLE_DEVICES="0,1").wait()
     assert (code, errors) == (0, "")
-    assert out.startswith("1 ranks of: ") and out.endswith(", number 0 there, no GPU\n")
+    assert out.startswith("1 rank of: ") and out.endswith(", number 0 there, no GPU\n")
 
 
 def test_a_program_with_an_equals_sign_in_its_name_runs(local: Launch, tmp_path: Path) -> None:
@@ -331,10 +331,23 @@ def test_a_wrong_hostfile_is_explained(tmp_path: Path, content: str | None, word
         (["--python-interpreter", "'a", "x.py"], "is not a command: No closing quotation"),
         (["--python-interpreter", "", "-m", "os"], "--python-interpreter names none"),
         (["--pin-memory", "--backend", "mpi", "x.py"], "--pin-memory does not go with --backend mpi"),
+        (["--pin-cpus", "--backend", "ray", "x.py"], "--pin-cpus binds ranks, and --backend ray starts no"),
+        (["--pin-memory", "--backend", "dask", "x.py"], "Leave --pin-memory out"),
+        (
+            ["--torch-backend", "carme", "--backend", "jax", "x.py"],
+            "--torch-backend is for scripts of PyTorch",
+        ),
+        (
+            ["--memory-per-rank=2G", "--spill=x", "--backend=mxnet", "x.py"],
+            "--memory-per-rank is for scripts",
+        ),
         (["--output", "none", "x.py"], "invalid choice: 'none'"),
         (["--no-gpu", "--devices-per-rank", "1", "x.py"], "--no-gpu and --devices-per-rank exclude"),
         (["--no-gpu", "--backend", "mpi", "x.py"], "--no-gpu does not go with --backend mpi"),
-        (["--devices-per-rank", "2", "--", "true"], "--devices-per-rank 2 was requested"),
+        (
+            ["--devices-per-rank", "2", "--", "true"],
+            "--devices-per-rank 2 was requested, with at least 1 rank on",
+        ),
         (["--log-folder", "/proc/none", "--", "true"], "The folder /proc/none for logs cannot be used"),
     ],
 )

@@ -68,6 +68,33 @@ def test_knees_are_judged_where_there_are_several_numbers_of_ranks(benchmark: An
     assert names[1] == "predicted_step_ms_mlp_4_1gbit" and names[-2:] == ["knee_within_a_step", "knee_exact"]
 
 
+def test_coverage_is_judged_within_the_bounds_of_so_many_rounds(benchmark: Any) -> None:
+    """Of 18 rounds all may be in intervals that hold 90 %, in one case of seven. Of 40 that is too many."""
+    inside, outside = turn(100, 55, 60, 52), turn(100, 55, 80, 52)
+    for held, of, holds in ((18, 18, True), (12, 18, True), (9, 18, False), (40, 40, False), (33, 40, True)):
+        rows = benchmark.table({2: {"1": {"mlp": [inside] * held + [outside] * (of - held)}}}, {})
+        (coverage,) = [row for row in rows if row["name"] == "coverage"]
+        assert coverage["holds"] is holds, f"{held} of {of}"
+        assert coverage["low"] <= coverage["ours"] <= coverage["high"]
+
+
+def test_bounds_of_a_share_are_those_of_clopper_and_pearson(benchmark: Any) -> None:
+    """As tables have them; of all or of none the outer bound is that share itself."""
+    bounds = importlib.import_module("intervals").binomial_bounds
+    assert bounds(18, 18) == (pytest.approx(0.025 ** (1 / 18)), 1.0)
+    assert bounds(0, 10) == (0.0, pytest.approx(1 - 0.025**0.1))
+    assert bounds(8, 10) == (pytest.approx(0.4439, abs=1e-4), pytest.approx(0.9748, abs=1e-4))
+
+
+def test_the_width_that_intervals_need_is_in_their_row(benchmark: Any) -> None:
+    """Where intervals of 20 % are twice as wide as what was measured takes, 10 % are needed."""
+    measured = 60 * 1.1**0.5
+    rows = benchmark.table({2: {"1": {"mlp": [turn(100, measured, 60, 52)] * 5}}}, {})
+    (width,) = [row for row in rows if row["name"] == "interval_width"]
+    assert width["ours"] == pytest.approx(20) and width["peers"]["needed"] == pytest.approx(10)
+    assert width["holds"] is None
+
+
 def test_a_probe_takes_at_most_two_minutes(benchmark: Any) -> None:
     rows = benchmark.table({2: {"1": {"mlp": [turn(100, 55, 60, 52)]}}}, {"mlp": 70.04, "cnn": 121.0})
     found = [(row["name"], row["ours"], row["holds"]) for row in rows[-2:]]

@@ -261,7 +261,7 @@ def test_results_that_cannot_be_used_are_reported_beside_the_form(
     for name, sentence in {
         "text.json": "text.json is not a result of a probe: it is not JSON.",
         "large.json": "large.json is not a result of a probe: it has more than 4 MiB.",
-        "old.json": "old.json is a result of version 1, and this site reads versions 2 and 3. Measure again",
+        "old.json": "old.json is a result of version 1, and this site reads versions 2 to 4. Measure again",
         "empty.json": "empty.json has no predictions.",
         "gone.json": "There is no 'gone.json'.",
         "../secret.json": "The portal does not show this folder.",

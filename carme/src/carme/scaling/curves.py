@@ -25,7 +25,7 @@ __all__ = ["MOST_BYTES", "VERSIONS", "Curve", "Row", "read_curve", "read_file", 
 #: Of a result; those of models with thousands of parameters take less than 1 MiB.
 MOST_BYTES = 4 << 20
 #: That are read, as `carme_runtime.scaling.profiles` counts them; their tables are alike.
-VERSIONS = (2, 3)
+VERSIONS = (2, 3, 4)
 _FORMAT = "carme scaling"
 _MOST_ROWS = 10_000
 _AGAIN = _("Measure again with: carme-run -n 1 --scale-probe train.py")
@@ -159,9 +159,9 @@ def read_curve(data: bytes, file: str) -> Curve:
     if content.get("version") not in VERSIONS:
         version = str(content.get("version"))[:20]
         what = noop(
-            "{file} is a result of version {version}, and this site reads versions {oldest} and {newest}."
+            "{file} is a result of version {version}, and this site reads versions {oldest} to {newest}."
         )
-        raise _refusal(file, what, _AGAIN, version=version, oldest=VERSIONS[0], newest=VERSIONS[1])
+        raise _refusal(file, what, _AGAIN, version=version, oldest=VERSIONS[0], newest=VERSIONS[-1])
     curve = content.get("curve")
     if not isinstance(curve, dict) or not curve.get("rows"):
         raise _refusal(file, noop("{file} has no predictions."), _AGAIN)

@@ -24,23 +24,29 @@ from carme_runtime.subcommands import exit_code
 _USUAL = {"networks": USUAL_NETWORKS, "more_s": 180.0}
 _QUICK = {"networks": ("tiny", "mlp"), "rounds": 5, "turn_s": 0.25, "repeats": 1}
 _MOST_RANKS, _MOST_MINUTES = 1024, 1440
+_MODULE = "python -m carme_runtime.compare"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Compare, list, or show differences; 0: done, 1: it cannot be done."""
-    options = parser().parse_args(arguments)
+def main(arguments: list[str] | None = None, program: str = _MODULE) -> int:
+    """Compare, list, or show differences; 0: done, 1: it cannot be done.
+
+    Args:
+        arguments: Of the command.
+        program: As it was called, for its help and its messages.
+    """
+    options = parser(program).parse_args(arguments)
     return exit_code(options.program, lambda: run(options))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(program: str = _MODULE) -> argparse.ArgumentParser:
     """Of the options."""
     parser = argparse.ArgumentParser(
-        prog="python -m carme_runtime.compare",
+        prog=program,
         description="Train the same networks with every framework that is installed, in turns, and write a "
         "report with what each takes.",
     )
     add_compare_options(parser)
-    parser.set_defaults(program="carme_runtime.compare")
+    parser.set_defaults(program=program)
     return parser
 
 
@@ -139,7 +145,7 @@ def _end(number: int, _: object) -> None:
 def plan_of(options: argparse.Namespace) -> Plan:
     """What the options ask for. Raises CompareError."""
     chosen: dict[str, Any] = dict(_QUICK if options.quick else _USUAL)
-    if options.networks:
+    if options.networks is not None:
         requested = ALL_NETWORKS if options.networks == "all" else options.networks.split(",")
         chosen["networks"] = _names(requested, NETWORKS, "network")
     limits = {"rounds": results.MOST_ROUNDS, "batch": 1 << 20, "threads": 4096, "size": MOST_SIDE}

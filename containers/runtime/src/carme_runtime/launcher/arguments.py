@@ -1,6 +1,7 @@
 """The arguments of `carme-run`: its options, and the program that they are followed by."""
 
 import argparse
+import difflib
 import importlib.machinery
 import os
 import re
@@ -37,6 +38,7 @@ MOSTLY_OURS = (
     "--pin-memory", "--max-restarts", "--min-ranks", "--max-ranks", "--hang-seconds", "--fusion-threshold",
     "--python-interpreter", "--dry-run", "--n-per-node", "--memory-per-rank",
 )  # fmt: skip
+_ALSO_CALLED = {"pytorch": "torch", "ddp": "torch", "tf": "tensorflow", "openmpi": "mpi", "gpi2": "gaspi"}
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -166,6 +168,7 @@ def _add_library_options(parser: argparse.ArgumentParser) -> None:
     """The framework, and what carries its data."""
     parser.add_argument(
         "--backend",
+        type=_backend,
         choices=tuple(backends.BACKENDS),
         help="the framework of the script (default: torch); --dry-run shows what it sets, starts and stops",
     )
@@ -300,19 +303,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
             "--spill DIR"
         )
     if options.backend not in (None, "torch") and options.max_restarts:
-        known.error("--backend cannot be started anew with other ranks. Use --max-restarts without --backend")
-    if options.backend == "mpi":
-        _check_mpi(known, options)
-    if options.backend == "horovod" and options.hang_seconds is not None:
         known.error(
-            "--hang-seconds is for the runtime's own collectives, not for Horovod's. Set Horovod's limit "
-            "instead: -x HOROVOD_STALL_CHECK_TIME_SECONDS=60"
+            f"A run with --backend {options.backend} cannot start anew with other ranks. "
+            "Use --max-restarts without --backend"
         )
-    if options.backend == "horovod" and options.fusion_threshold is not None:
-        known.error(
-            "--fusion-threshold is for the runtime's own front ends, not for Horovod. Set Horovod's instead, "
-            "in bytes: -x HOROVOD_FUSION_THRESHOLD=67108864"
-        )
+    _check_backend(known, options)
     interpreter = options.python_interpreter
     if interpreter:
         interpreter[0] = _program(interpreter[0])
@@ -340,6 +335,40 @@ def _note_options_behind(arguments: list[str], own: int) -> None:
                 flush=True,
             )
             return
+
+
+def _check_backend(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End with a sentence where other options do not go with the backend."""
+    name = options.backend
+    if name == "mpi":
+        _check_mpi(parser, options)
+    if name == "horovod" and options.hang_seconds is not None:
+        parser.error(
+            "--hang-seconds is for the runtime's own collectives, not for Horovod's. Set Horovod's limit "
+            "instead: -x HOROVOD_STALL_CHECK_TIME_SECONDS=60"
+        )
+    if name == "horovod" and options.fusion_threshold is not None:
+        parser.error(
+            "--fusion-threshold is for the runtime's own front ends, not for Horovod. Set Horovod's instead, "
+            "in bytes: -x HOROVOD_FUSION_THRESHOLD=67108864"
+        )
+    if name and backends.BACKENDS[name].driver:
+        for option, value in (("--pin-cpus", options.pin_cpus), ("--pin-memory", options.pin_memory)):
+            if value:
+                parser.error(
+                    f"{option} binds ranks, and --backend {name} starts no ranks but the script once, beside "
+                    f"workers of its own. Leave {option} out"
+                )
+    if name and not backends.BACKENDS[name].torch:
+        for option, value in (
+            ("--torch-backend", options.torch_backend),
+            ("--memory-per-rank", options.memory_per_rank),
+        ):
+            if value:
+                parser.error(
+                    f"{option} is for scripts of PyTorch, and --backend {name} is for others. Leave one of "
+                    "the two out"
+                )
 
 
 def _check_mpi(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -474,6 +503,23 @@ def _number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of 0 or more.")
     return int(text)
+
+
+def _backend(text: str) -> str:
+    """A backend's name. Raises ArgumentTypeError with the one that was meant, where that can be seen."""
+    if text in backends.BACKENDS:
+        return text
+    name, unknown = text.lower(), f"'{text}' is no framework that carme-run knows."
+    near = difflib.get_close_matches(name, backends.BACKENDS, 1)
+    if name in TORCH_BACKENDS:
+        hint = f"It is a backend of PyTorch's: --torch-backend {name}"
+    elif name == "keras":
+        hint = "Scripts of carme_runtime.keras need no --backend, and those of tf_keras --backend tensorflow"
+    elif meant := _ALSO_CALLED.get(name, near[0] if near else ""):
+        hint = f"Did you mean --backend {meant}?"
+    else:
+        hint = f"Give one of: {', '.join(backends.BACKENDS)}"
+    raise argparse.ArgumentTypeError(f"{unknown} {hint}")
 
 
 def _size(text: str) -> int:

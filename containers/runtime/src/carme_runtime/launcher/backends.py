@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
 from carme_runtime.fabric.members import Member
-from carme_runtime.launcher import dask, gaspi, horovod, ray
+from carme_runtime.launcher import dask, gaspi, horovod, mpi, ray
 from carme_runtime.launcher.placement import Place, is_spread
 from carme_runtime.launcher.programs import Process, Program
 from carme_runtime.launcher.run_setup import Setup
@@ -31,12 +32,14 @@ class Backend:
         variables: By rank, the values of `sets`.
         ports: The nodes that free ports are needed of, one entry for each port.
         modules: What this Python must have, by the names that people install.
+        commands: Any of these must be on PATH.
         refuses: Raises CarmeRuntimeError where the framework cannot work like this.
         programs: What is started beside the ranks, one after the other.
         secrets: The names of variables that nobody else may know.
         make_secrets: Their values, new for each run.
         explains: What the last error output of a rank means, where that is a fault of users that it does not
             name; else empty.
+        torch: Whether scripts may train with PyTorch, so that its options mean something.
         driver: Whether the script runs once, on the first node, and `programs` are the ranks' processes.
     """
 
@@ -46,11 +49,13 @@ class Backend:
     variables: Callable[[Setup], Variables] = lambda setup: {}
     ports: Callable[[list[Place]], list[Member]] = lambda places: []
     modules: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
     refuses: Callable[[Setup], None] = lambda setup: None
     programs: Callable[[Setup], list[Program]] = lambda setup: []
     secrets: tuple[str, ...] = ()
     make_secrets: Callable[[], list[str]] = list
     explains: Callable[[str], str] = lambda output: ""
+    torch: bool = True
     driver: bool = False
 
 
@@ -233,6 +238,7 @@ BACKENDS = {
         ports=_of_each,
         modules=("tensorflow", "tf_keras"),
         explains=_explain_tensorflow,
+        torch=False,
     ),
     "jax": Backend(
         (
@@ -242,6 +248,7 @@ BACKENDS = {
         variables=_jax,
         ports=_of_first,
         modules=("jax",),
+        torch=False,
     ),
     "accelerate": Backend(
         (*_TORCH, "ACCELERATE_USE_CPU"), variables=_accelerate, modules=("torch", "accelerate")
@@ -270,8 +277,9 @@ BACKENDS = {
         _mxnet,
         _of_first,
         ("mxnet",),
-        _refuse_mxnet,
-        _mxnet_programs,
+        refuses=_refuse_mxnet,
+        programs=_mxnet_programs,
+        torch=False,
     ),
     "dask": Backend(
         dask.SETS,
@@ -292,10 +300,10 @@ BACKENDS = {
         lambda setup: {0: ray.variables(setup, _host(setup.places[0], setup.places)) | _past_proxies(setup)},
         ray.members,
         ("ray",),
-        ray.refuse,
-        lambda setup: ray.programs(setup, _hosts(setup)),
-        (ray.TOKEN,),
-        ray.token,
+        refuses=ray.refuse,
+        programs=lambda setup: ray.programs(setup, _hosts(setup)),
+        secrets=(ray.TOKEN,),
+        make_secrets=ray.token,
         driver=True,
     ),
     "horovod": Backend(
@@ -306,22 +314,28 @@ BACKENDS = {
         modules=("horovod",),
     ),
     "mpi": Backend(
-        (), "the mpirun that is installed, which starts the ranks", "mpirun, which ends the ranks"
+        (),
+        "the mpirun that is installed, which starts the ranks",
+        "mpirun, which ends the ranks",
+        commands=mpi.LAUNCHERS,
     ),
     "gaspi": Backend(("GASPI_*",), variables=lambda setup: gaspi.rank_variables(setup.places)),
 }
 
 
 def missing(name: str) -> list[str]:
-    """The modules that the backend needs and this Python lacks."""
-    return [module for module in BACKENDS[name].modules if not importlib.util.find_spec(module)]
+    """The modules that the backend needs and this Python lacks; the command that is not on PATH."""
+    backend = BACKENDS[name]
+    commands = [] if any(map(shutil.which, backend.commands)) else [*backend.commands[:1]]
+    return [*(module for module in backend.modules if not importlib.util.find_spec(module)), *commands]
 
 
 def check_installed(name: str) -> None:
     """Raise CarmeRuntimeError where this Python lacks what the backend needs."""
     if name == "horovod":
         horovod.check_installed()
-    if lacking := missing(name):
+    # mpirun is looked for, and its kind, where it is started.
+    if BACKENDS[name].modules and (lacking := missing(name)):
         raise CarmeRuntimeError(
             f"--backend {name} needs {' and '.join(lacking)}, which this Python does not have.",
             f"Use an image with it, or install it: pip install {' '.join(lacking)}",

@@ -45,7 +45,7 @@ def main(announces: bool = False) -> None:
     if sys.argv[1:2] == ["compare"] and not Path("compare").is_file():
         from carme_runtime.compare.command import main as compare
 
-        sys.exit(compare(sys.argv[2:]))
+        sys.exit(compare(sys.argv[2:], "carme-run compare"))
     if sys.argv[1:2] == ["net"] and not Path("net").is_file():
         from carme_runtime.petri.command import main as net
 

@@ -48,9 +48,10 @@ def _for_people(setup: Setup, name: str) -> list[str]:
         f"--backend {name} sets: {', '.join(backend.sets) or 'nothing'}",
         f"starts: {backend.starts}",
         f"stops: {backend.stops}",
-        *(f"{program.name} on {', '.join(program.hosts)}" for program in backend.programs(setup)),
+        *(f"{each.name} on {', '.join(each.hosts_with_counts)}" for each in backend.programs(setup)),
     ]
-    return [*lines, f"lacks: {', '.join(lacking)}, which this Python does not have"] if lacking else lines
+    has_it = "this Python does not have" if backend.modules else "is not on PATH"
+    return [*lines, f"lacks: {', '.join(lacking)}, which {has_it}"] if lacking else lines
 
 
 def _for_programs(

@@ -105,8 +105,8 @@ def rank_environment(
 def _too_few_devices(each: int, per_node: int, used: tuple[Member, ...]) -> CarmeRuntimeError:
     listed = ", ".join(f"{member.host}: {member.devices}" for member in used)
     return CarmeRuntimeError(
-        f"--devices-per-rank {each} was requested, with {per_node} ranks or more on each node, but the job "
-        f"has these GPUs: {listed}.",
+        f"--devices-per-rank {each} was requested, with at least {per_node} rank{'s' * (per_node > 1)} on "
+        f"each node, but the job has these GPUs: {listed}.",
         "Ask for fewer, or start a job with more GPUs.",
     )
 

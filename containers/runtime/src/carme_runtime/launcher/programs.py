@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -54,6 +55,12 @@ class Program:
     def hosts(self) -> list[str]:
         """The nodes that it runs on."""
         return list(dict.fromkeys(process.member.host for process in self.processes))
+
+    @property
+    def hosts_with_counts(self) -> list[str]:
+        """The same for people, with how many processes a node has where they are several."""
+        counts = Counter(process.member.host for process in self.processes)
+        return [f"{host} ({count} times)" if count > 1 else host for host, count in counts.items()]
 
 
 class Programs:

@@ -40,7 +40,7 @@ class RankOptions:
 
 def plan(places: list[Place], rank_options: RankOptions, command: list[str]) -> str:
     """Where ranks would run, for people."""
-    lines = [f"{len(places)} ranks of: {shlex.join(command)}"]
+    lines = [f"{len(places)} rank{'s' * (len(places) > 1)} of: {shlex.join(command)}"]
     for place in places:
         reported = rank_options.of(place)
         line = f"rank {place.rank} on {place.member.host}, number {place.local_rank} there"

@@ -28,6 +28,7 @@ from carme_runtime.scaling.sampling import (
     Step,
     common_batch,
     draws_another,
+    drift,
     is_loaded_ahead,
     shortage,
     spread,
@@ -190,6 +191,7 @@ class KerasWatch(Probe):
             input=Input(rate, int(ahead)) if rate else Input(),
             memory=step.memory(timings[0].samples),
             links=self._links,
+            drift=drift(took),
         )
 
 

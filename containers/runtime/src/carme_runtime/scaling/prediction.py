@@ -1,13 +1,13 @@
 """Predictions for many ranks: a step's time, how sure it is, which limit binds, what would move it."""
 
 import math
-import random
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from carme_runtime.scaling.network import Machine
-from carme_runtime.scaling.profiles import Profile
+from carme_runtime.scaling.profiles import DRIFT_PARTS, Profile
 from carme_runtime.scaling.simulation import AS_MEASURED, Change, Step, simulate
 
 STRONG, WEAK = "strong", "weak"
@@ -21,13 +21,14 @@ COMMUNICATION, SKINNY, INPUT, MEMORY, FIXED, NONE = (
 )
 _BINDS_FROM = 0.05  # of the step's time
 _STALLS_BELOW = 1.25  # times as fast with twice the ranks
-_DRAWS = 60
-_TENTH, _NINE_TENTHS = 0.1, 0.9
-# Relative standard deviations, where the probe does not say more: of computing between two runs of the same
-# hour, of links by how they are known, of the model as soon as ranks communicate, and of it for each doubling
-# of the ranks. The model's own one is from the errors of 27 predictions for two ranks.
-_SIMULATED = 0.07
-_COMPUTE, _MEASURED_LINKS, _GIVEN_LINKS, _ASSUMED_LINKS, _MODEL = 0.03, 0.1, 0.2, 0.35, 0.02
+# Standard deviations beyond which one of ten is: where they are known, and where it is only known how four
+# values differ, by Student's distribution with 3 degrees of freedom.
+_TENTH, _TENTH_OF_FOUR = NormalDist().inv_cdf(0.9), 1.638
+# Relative standard deviations, where the probe does not say more: of a run between two of the same hour, of
+# links by how they are known, of the model as soon as ranks communicate, and of it for each doubling of the
+# ranks. How that of the model was found: docs/benchmarks/scaling.md.
+_BETWEEN_RUNS, _SIMULATED, _DOUBLED = 0.03, 0.04, 0.02
+_MEASURED_LINKS, _GIVEN_LINKS, _ASSUMED_LINKS = 0.05, 0.2, 0.35
 _BEYOND_BATCH = 0.1  # of computing, for each halving below the smallest measured batch
 
 
@@ -221,31 +222,40 @@ def _extrapolated(profile: Profile, machine: Machine, ranks: int, batch: float) 
 
 
 def _interval(profile: Profile, machine: Machine, ranks: int, batch: float) -> tuple[float, float]:
-    """Between which milliseconds eight runs of ten are expected. Drawn alike for the same numbers."""
-    draw = random.Random(ranks)
+    """Between which milliseconds eight runs of ten are expected.
+
+    What is unsure changes the step by factors whose logarithms are normal. Each is moved to where one of ten
+    is beyond it, and what that makes of the step is added up in squares, for each side by itself: more
+    communication than fits behind the backward pass costs more than less of it saves.
+    """
+    expected = simulate(profile, ranks, batch, machine).ms
+    # Of the step as a whole: what else a machine does delays messages of processors as it does computing.
+    whole = _between_runs(profile)
+    if ranks > 1:
+        whole = math.hypot(whole, _TENTH * _SIMULATED, _TENTH * _DOUBLED * math.log2(ranks))
     source = machine.links.source
     of_source = _GIVEN_LINKS if source.startswith("given") else _MEASURED_LINKS
-    links = _ASSUMED_LINKS if source.startswith("assumed") else of_source
-    # The middle of a run of many steps spreads less than a step.
-    computing = math.hypot(_COMPUTE, profile.spread / 2)
-    below = profile.timings[0].samples / batch
-    if below > 1:
-        computing = math.hypot(computing, _BEYOND_BATCH * math.log2(below))
-    model = math.hypot(_SIMULATED, _MODEL * math.log2(ranks)) if ranks > 1 else 0.0
-    times = sorted(
-        simulate(
-            profile,
-            ranks,
-            batch,
-            machine,
-            Change(compute=math.exp(draw.gauss(0, computing)), links=math.exp(draw.gauss(0, links))),
-        ).ms
-        * math.exp(draw.gauss(0, model))
-        for _ in range(_DRAWS)
-    )
-    expected = simulate(profile, ranks, batch, machine).ms
-    low, high = times[int(_TENTH * _DRAWS)], times[int(_NINE_TENTHS * _DRAWS)]
-    return min(low, expected), max(high, expected)
+    links = _TENTH * (_ASSUMED_LINKS if source.startswith("assumed") else of_source)
+    computing = _TENTH * _BEYOND_BATCH * max(math.log2(profile.timings[0].samples / batch), 0.0)
+
+    def bound(side: int) -> float:
+        changes = Change(compute=math.exp(side * computing)), Change(links=math.exp(side * links))
+        changed = (simulate(profile, ranks, batch, machine, change).ms for change in changes)
+        return expected * math.exp(side * math.hypot(whole, *(math.log(ms / expected) for ms in changed)))
+
+    return bound(-1), bound(1)
+
+
+def _between_runs(profile: Profile) -> float:
+    """By how much the middle step of one run of ten is above what the probe saw, on a scale of logarithms.
+
+    Parts of the probe are as many runs. Their middle is unsure, too. How much they differ is known by a few;
+    what is usual counts as one more.
+    """
+    if not profile.drift:  # a result of an earlier version, or of few steps
+        return _TENTH * math.hypot(_BETWEEN_RUNS, profile.spread / 2)
+    deviation = math.hypot(profile.drift, _BETWEEN_RUNS / math.sqrt(DRIFT_PARTS - 1))
+    return _TENTH_OF_FOUR * deviation * math.sqrt(1 + 1 / DRIFT_PARTS)
 
 
 def _remedies(profile: Profile, machine: Machine, point: Point, batch: int) -> tuple[Remedy, ...]:

@@ -16,10 +16,13 @@ from carme_runtime.graph.files import typed
 from carme_runtime.graph.model import on_line
 from carme_runtime.scaling.errors import ScalingError
 
-#: Of files that are read. The later one is written where gradients have `filled`: the earlier lacks it.
-VERSIONS = (2, 3)
+#: Of files that are read. The second is written where gradients have `filled`, and the third where there is
+#: a `drift`: earlier ones lack them.
+VERSIONS = (2, 3, 4)
 #: The filled part of a gradient above which the core sends all of it, as `zeros.hpp` has it.
 MOST_FILLED = 0.75
+#: Of a probe, whose middles show by how much the machine drifts.
+DRIFT_PARTS = 4
 _FORMAT = "carme scaling"
 _AGAIN = "Measure again: carme-run -n 1 --scale-probe train.py"
 
@@ -86,6 +89,7 @@ class Profile:
         memory: Of this rank.
         layers: Of the model, with the time of their forward pass by samples, where these differ.
         links: Between nodes.
+        drift: The relative standard deviation of the middle step between parts of the probe; 0: unknown.
     """
 
     model: str
@@ -99,6 +103,7 @@ class Profile:
     memory: Memory = field(default_factory=Memory)
     layers: tuple[Operator, ...] = ()
     links: Links = field(default_factory=Links)
+    drift: float = 0.0
 
     def __post_init__(self) -> None:
         sizes = [timing.samples for timing in self.timings]
@@ -107,6 +112,8 @@ class Profile:
         times = [self.fixed_ms, *(t for each in self.timings for t in (each.forward_ms, each.backward_ms))]
         if not all(0 <= time < float("inf") for time in times) or not self.forward_ms(self.batch) > 0:
             raise ValueError("its times are not above 0")
+        if not all(0 <= deviation < float("inf") for deviation in (self.spread, self.drift)):
+            raise ValueError("its deviations are not 0 or more")
         if any(
             len(gradient.ready) != len(sizes)
             or len(gradient.filled) not in (0, len(sizes))
@@ -196,6 +203,10 @@ def to_dict(profile: Profile) -> dict[str, Any]:
             version = VERSIONS[1]
         else:
             del gradient["filled"]
+    if profile.drift:
+        version = VERSIONS[2]
+    else:
+        del content["drift"]
     for layer in content["layers"]:
         for each in dataclasses.fields(Operator):
             if layer[each.name] == each.default:
@@ -216,7 +227,7 @@ def load(file: Path | str) -> Profile:
     if version not in VERSIONS:
         raise ScalingError(
             f"{file} holds a result of version {version}, and this carme_runtime reads versions "
-            f"{VERSIONS[0]} and {VERSIONS[1]}.",
+            f"{VERSIONS[0]} to {VERSIONS[-1]}.",
             _AGAIN,
         )
     content.pop("curve", None)  # is made from the rest

@@ -1,5 +1,6 @@
 """Which steps of a script count, which batches are measured, and what a profile has of them."""
 
+import itertools
 import math
 import os
 import statistics
@@ -16,7 +17,7 @@ from carme_runtime.scaling.ending import end
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.network import Machine, parse_network
 from carme_runtime.scaling.prediction import predict
-from carme_runtime.scaling.profiles import Profile
+from carme_runtime.scaling.profiles import DRIFT_PARTS, Profile
 from carme_runtime.scaling.show import table
 
 WARM, LEAST, MOST = 3, 4, 40  # steps that do not count, that do, and that are enough
@@ -133,6 +134,26 @@ def spread(seconds: Sequence[float]) -> float:
         slower = sorted(seconds)[math.ceil(_SLOWER * len(seconds)) - 1] - middle
         deviation = max(deviation, slower / NormalDist().inv_cdf(_SLOWER))
     return deviation / middle
+
+
+def drift(turns: Sequence[float]) -> float:
+    """By how much the middle of a run differs from that of another one of the same minutes.
+
+    The same work was done in turns. Their middles in a few parts of the probe, one after the other, differ by
+    what the machine did meanwhile, which the middle of a longer run does not even out either: noise of
+    neighbours comes in spells. `spread` cannot show that, as it is of single steps.
+
+    Args:
+        turns: How long each took, in their order; in any unit.
+
+    Returns:
+        The relative standard deviation of the parts. 0: there are too few turns.
+    """
+    count = min(DRIFT_PARTS, len(turns))
+    if count < 2 or not min(turns) > 0:
+        return 0.0
+    edges = [number * len(turns) // count for number in range(count + 1)]
+    return statistics.stdev(math.log(statistics.median(turns[a:b])) for a, b in itertools.pairwise(edges))
 
 
 def relative(seconds: Sequence[float]) -> list[float]:

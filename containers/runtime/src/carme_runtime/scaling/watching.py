@@ -27,6 +27,7 @@ from carme_runtime.scaling.sampling import (
     WARM,
     Step,
     common_batch,
+    drift,
     factor,
     relative,
     shortage,
@@ -199,6 +200,7 @@ def profile_of(
         memory=measuring.memory(repeated, sizes, state),
         layers=measuring.layers(repeated, sizes) if len(sizes) > 1 else (),
         links=links,
+        drift=drift([sum(map(sum, turn)) for turn in zip(*passes.values(), strict=True)]),
     )
 
 
