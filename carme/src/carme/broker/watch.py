@@ -38,7 +38,7 @@ CALM_TIMES = 4
 # On a site with many jobs a look takes a while; so many times as long the broker then has for everything
 # else, but not more than so many seconds. On any other site a look is short: what else the broker does while
 # it waits for Slurm's programs is no reason to see the end of a session later.
-REST_TIMES = 6.0
+REST_TIMES = 4.0
 REST_SECONDS = 2.0
 
 # A job whose processes have ended is over within moments; for so many seconds it is polled more often.
