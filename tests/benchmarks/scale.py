@@ -55,13 +55,13 @@ MOVING = 400
 #: Stands for Slurm's programs: prints a file with the separator that was requested.
 PROGRAM = """#!/bin/sh
 cd {folder}
-case "${{0##*/}} $*" in
+case "${{0##*/}} $* $SQUEUE_FORMAT2 $SQUEUE_FORMAT" in
   "scontrol "*" show job") exec cat jobs jobs.moving ;;
   "scontrol "*" show node") exec cat nodes ;;
   "scontrol "*" show partition") exec cat partitions ;;
-  "squeue --helpFormat") echo "JobID OverSubscribe tres-alloc"; exit ;;
-  "squeue "*" --Format=JobID:"*) file=long; separator=${{*##*--Format=JobID:}} ;;
-  "squeue "*" --format=%A"*) file=short; separator=${{*##*--format=%A}} ;;
+  "squeue --helpFormat"*) echo "JobID OverSubscribe tres-alloc"; exit ;;
+  "squeue "*" JobID:"*) file=long; separator=${{SQUEUE_FORMAT2#JobID:}} ;;
+  "squeue "*" %A"*) file=short; separator=${{SQUEUE_FORMAT#%A}} ;;
   *) exit ;;
 esac
 separator=${{separator%%[,%]*}}

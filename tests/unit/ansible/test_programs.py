@@ -270,6 +270,21 @@ def test_the_prolog_has_io_counted_where_control_groups_are_of_version_two(
     assert not job.exists()
 
 
+def test_the_group_that_slurm_names_by_the_run_counts_io_too(
+    node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    scope = tmp_path / "cgroup/system.slice/slurmstepd.scope"
+    scope.mkdir(parents=True)
+    job = JOB | {"SLURM_JOB_SLUID": "s4CJ2X0QF00000"}
+    assert node("prolog", **job).returncode == 0
+    groups = [scope / "job_7", scope / "s4CJ2X0QF00000"]
+    for group in groups:
+        assert (group / "cgroup.subtree_control").read_text() == "+io\n"
+        (group / "cgroup.subtree_control").unlink()  # the kernel's own files do not keep a group from going
+    assert node("epilog", **job).returncode == 0
+    assert [path.name for path in scope.iterdir()] == ["cgroup.subtree_control"]
+
+
 def test_jobs_start_on_a_kernel_that_counts_no_io(
     node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -97,7 +97,7 @@ def named() -> list[str]:
         *data,
         *changed,
         *stored,
-        *(f"/etc/systemd/system/{entry}" for entry in units),
+        *(f"/etc/systemd/system/{entry}" for entry in (*units, *TABLE["removal_unit_folders"])),
     ]
 
 
@@ -294,6 +294,48 @@ def test_only_files_of_carme_are_removed_from_a_mounted_folder(tmp_path: Path) -
     assert found.returncode == 0, found.stderr
     wanted = [*gone, "plain", "manual/carme-run.1", "mounted-link"]
     assert sorted(found.stdout.split()) == sorted(str(tmp_path / name) for name in wanted)
+
+
+def test_folders_of_units_go_where_nothing_is_left_in_them(tmp_path: Path) -> None:
+    for name in ("carme-hub.service.d", "carme-portal.service.d", "nginx.service.d", "ssh.service.d"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "carme-portal.service.d/override.conf").write_text("of the site")
+    task = next(task for task in tasks(ROLES / "removal") if "folders for changes to units" in task["name"])
+    environment = jinja2.Environment()
+    environment.filters["regex_replace"] = lambda text, pattern, new: re.sub(pattern, new, text)
+    command = environment.from_string(task["ansible.builtin.shell"]["cmd"]).render(TABLE)
+    command = command.replace("/etc/systemd/system", str(tmp_path))
+    for gone in (["carme-hub.service.d", "nginx.service.d"], []):
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [str(tmp_path / name) for name in gone]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["carme-portal.service.d", "ssh.service.d"]
+
+
+def test_a_second_removal_changes_nothing() -> None:
+    """No task says that it has changed something, or starts a service again, where nothing had to change."""
+    found = {task["name"]: task for task in tasks(ROLES / "removal")}
+    assert not [name for name, task in found.items() if task.get("changed_when") is True]
+    always = [
+        task.get("when", "")
+        for task in found.values()
+        if task.get("ansible.builtin.systemd_service", {}).get("state") in ("reloaded", "restarted")
+    ]
+    assert len(always) == 2 and all("is changed" in when or ".restored" in when for when in always)
+    drops = found["Remove the portal's database from PostgreSQL"]
+    changed = jinja2.Environment().compile_expression(drops["changed_when"])
+    notice = 'NOTICE:  database "carme-portal" does not exist, skipping'
+    assert not changed(removal_dropped={"stderr": notice}) and changed(removal_dropped={"stderr": ""})
+
+
+def test_the_welcome_page_comes_back_only_where_carme_took_it() -> None:
+    found = {task["name"]: task for task in tasks(ROLES / "removal")}
+    back = jinja2.Environment().compile_expression(found["Give nginx its welcome page back"]["when"])
+    welcome = {"carme_heads": ["portal"], "removal_welcome": {"stat": {"exists": True}}}
+    for host, sites, wanted in (("portal", 0, True), ("portal", 1, False), ("gpu-01", 0, False)):
+        known = welcome | {"inventory_hostname": host, "removal_sites": {"matched": sites}}
+        assert bool(back(**known)) == wanted
+    find = found["See whether nginx has other sites"]["ansible.builtin.find"]
+    assert "/etc/nginx/conf.d" in find["paths"] and "carme.conf" in find["excludes"]
 
 
 def test_empty_parents_go_and_mounts_stay(tmp_path: Path) -> None:

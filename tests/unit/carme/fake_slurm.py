@@ -107,16 +107,16 @@ with open(os.path.join(state, "calls"), "a", encoding="utf-8") as calls:
 if exists(f"fail-{name}"):
     sys.exit(text_of(f"fail-{name}"))
 jobs = values_of("jobs.json")
-if name == "squeue" and "format" in options:
-    first, second = options["format"].split("%")[1:3]
+if name == "squeue" and (form := os.environ.get("SQUEUE_FORMAT")):
+    first, second = form.split("%")[1:3]
     separator = first[1:]
-    fields = [part[0] for part in options["format"].split("%")[1:]]
+    fields = [part[0] for part in form.split("%")[1:]]
     sys.stdout.write(records(jobs, fields, separator))
 elif name == "squeue" and "helpFormat" in options:
     print("JobID  OverSubscribe  tres-alloc")
-elif name == "squeue" and "tres-alloc" in options["Format"]:
+elif name == "squeue" and (form := os.environ.get("SQUEUE_FORMAT2")):
     # As 24.11 answers, with the total and each type of GPUs that the accounting counts.
-    first, *_ = fields = [part.partition(":") for part in options["Format"].split(",")]
+    first, *_ = fields = [part.partition(":") for part in form.split(",")]
     late = values_of("late.json")
     if "jobs" in options:
         named = options["jobs"].split(",")

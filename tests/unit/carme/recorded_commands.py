@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,10 +21,10 @@ if name == "sinfo":
     text = commands["version"]
 elif "helpFormat" in options:
     text = commands["help"]
-elif "Format" in options:
-    text, separator = commands["long"], options["Format"].split(":")[1].split(",")[0]
-elif name == "squeue":
-    text, separator = commands["short"], options["format"].split("%")[1][1:]
+elif form := os.environ.get("SQUEUE_FORMAT2"):
+    text, separator = commands["long"], form.split(":")[1].split(",")[0]
+elif form := os.environ.get("SQUEUE_FORMAT"):
+    text, separator = commands["short"], form.split("%")[1][1:]
 else:
     text = commands.get(sys.argv[-1], commands["long"])
 sys.stdout.write(text.replace(recorded["separator"], separator) if separator else text)

@@ -20,6 +20,7 @@ from carme.backup import append_only, archive, check, create, databases, make_ke
 from carme.backup.main import CERTIFICATE, STARTED, main
 from carme.backup.sealing import PIECE, Opened, Sealed
 from carme.errors import CarmeError
+from real_postgresql import is_installed, new_database, temporary_postgresql
 
 
 @pytest.fixture
@@ -255,14 +256,17 @@ def test_a_server_is_dumped_and_loaded_as_its_account_without_secrets_in_argumen
         ran.append((arguments, env))
         if arguments[0] == "pg_dump":
             pipes["stdout"].write(b"dump")
-        else:
+        elif arguments[0] == "pg_restore":
             assert pipes["stdin"].read() == b"dump"
+            pipes["stdout"].write(b"its statements")
+        else:
+            assert pipes["stdin"].read().endswith(b"its statements")
         return subprocess.CompletedProcess(arguments, 0, stderr=b"")
 
     monkeypatch.setattr(databases.subprocess, "run", run)
     backup = make_backup(site, key)
     restore(backup, key)
-    assert [arguments[0] for arguments, _env in ran] == ["pg_dump", "pg_restore"]
+    assert [arguments[0] for arguments, _env in ran] == ["pg_dump", "pg_restore", "psql"]
     for arguments, env in ran:
         assert not any("pa ss" in word or "pa%20ss" in word for word in arguments)
         assert (env["PGHOST"], env["PGPORT"], env["PGUSER"]) == ("db.example.org", "5433", "portal")
@@ -270,6 +274,54 @@ def test_a_server_is_dumped_and_loaded_as_its_account_without_secrets_in_argumen
     ran.clear()
     restore(backup, key, site.parent / "look")
     assert not ran
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    if not is_installed():
+        pytest.skip("PostgreSQL is not installed")
+    with temporary_postgresql("backup") as address:
+        yield address
+
+
+#: Of a newer version: one table refers to an older one, and a type and a column are new.
+NEWER = """
+CREATE TABLE invitation (id serial PRIMARY KEY, person integer NOT NULL REFERENCES person);
+CREATE SCHEMA IF NOT EXISTS more; CREATE TABLE more.note (text varchar);
+CREATE VIEW named AS SELECT name FROM person;
+ALTER TABLE person ADD COLUMN mail varchar NOT NULL DEFAULT '';
+INSERT INTO person (name) VALUES ('grace'); INSERT INTO invitation (person) VALUES (2);
+"""
+
+
+def test_an_older_copy_replaces_a_database_that_a_newer_version_has_changed(
+    server: str, tmp_path: Path
+) -> None:
+    account = pwd.getpwuid(os.getuid()).pw_name
+
+    def ask(address: str, *statements: str) -> str:
+        words = [word for each in statements for word in ("--command", each)]
+        return databases.run_client(["psql", "--no-psqlrc", "-qAt", *words], address, account, "")
+
+    def tables(address: str) -> list[str]:
+        found = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname !~ '^(pg_|sql_)' ORDER BY 1"
+        return ask(address, found).split()
+
+    with new_database(server) as address:
+        ask(address, "CREATE TABLE person (id serial PRIMARY KEY, name varchar)")
+        ask(address, "INSERT INTO person (name) VALUES ('ada')")
+        copy, cut = tmp_path / "portal.dump", tmp_path / "cut.dump"
+        databases.dump_postgresql(address, copy, account)
+        cut.write_bytes(copy.read_bytes()[:-20])
+        ask(address, NEWER)
+        with pytest.raises(CarmeError, match="pg_restore failed"):
+            databases.load_postgresql(address, cut, account)
+        assert tables(address) == ["invitation", "note", "person"]
+        databases.load_postgresql(address, copy, account)
+        assert tables(address) == ["person"]
+        assert ask(address, "SELECT * FROM person").split() == ["1|ada"]
+        ask(address, NEWER)  # what the migrations of the newer version do
+        assert tables(address) == ["invitation", "note", "person"]
 
 
 def test_the_backup_command_creates_checks_and_restores(

@@ -36,11 +36,11 @@ def long(exclusive: str = "OverSubscribe", word: str = "OK", **changes: str) -> 
 
 
 def queue(known: QueueCache, short: str, long: str) -> list[Job]:
-    return known.queue(short.encode(), long.encode(), S.encode(), "OverSubscribe")
+    return known.queue(short.encode(), long.encode(), "OverSubscribe")
 
 
 def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
-    known = QueueCache()
+    known = QueueCache(S.encode())
     (first,) = queue(known, short(), long())
     assert known.count == 1
     # The time that is left of a job that runs is no change.
@@ -60,7 +60,7 @@ def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
     ],
 )
 def test_a_job_that_has_changed_is_read_as_if_it_were_new(queue_line: str, details: str) -> None:
-    known = QueueCache()
+    known = QueueCache(S.encode())
     queue(known, short(), long())
     (job,) = queue(known, queue_line, details)
     has = tres.allotted(details, S, "OverSubscribe")
@@ -69,14 +69,14 @@ def test_a_job_that_has_changed_is_read_as_if_it_were_new(queue_line: str, detai
 
 def test_where_a_field_ends_counts() -> None:
     """Users name their jobs: what stands in one field cannot be taken for what stands in two."""
-    known = QueueCache()
+    known = QueueCache(S.encode())
     (first,) = queue(known, short(a="lab", P="gpu"), long())
     (second,) = queue(known, short(a="labg", P="pu"), long())
     assert [(job.account, job.partition) for job in (first, second)] == [("lab", "gpu"), ("labg", "pu")]
 
 
 def test_the_remaining_time_of_a_suspended_job_counts() -> None:
-    known = QueueCache()
+    known = QueueCache(S.encode())
     jobs = [queue(known, short(T="SUSPENDED", L=left), long())[0] for left in ("59:00", "9:00")]
     assert [job.seconds_left for job in jobs] == [59 * 60, 9 * 60]
     assert jobs[0].state is JobState.SUSPENDED
@@ -88,8 +88,8 @@ GPUS = {"b": "N/A", "tres-per-job": "gres/gpu:2", "tres-alloc": "cpu=1,mem=1M,no
 
 def named(slurm: FakeSlurm) -> list[list[str]]:
     """For which jobs squeue's long form was queried, call by call; none are all."""
-    calls = [call["arguments"] for call in slurm.calls("squeue")]
-    long_forms = [words for words in calls if any("tres-alloc" in word for word in words)]
+    calls = slurm.calls("squeue")
+    long_forms = [call["arguments"] for call in calls if "SQUEUE_FORMAT2" in call["environment"]]
     return [[word for word in words if word.startswith("--jobs=")] for words in long_forms]
 
 
@@ -208,6 +208,19 @@ async def test_with_many_jobs_the_broker_pauses_after_a_slow_poll(
     assert watch._pause() == 0.1
 
 
+async def test_the_separator_is_no_argument_and_stays_for_all_looks(slurm: FakeSlurm) -> None:
+    """Users read the arguments of others' programs: who knows it can write records into a job's name."""
+    adapter = SlurmCommands(cluster="test")
+    slurm.jobs = [RUNNING]
+    first, second = [await adapter.queue() for _ in range(2)]
+    assert first[0] is second[0]
+    calls = [call for call in slurm.calls("squeue") if "--helpFormat" not in call["arguments"]]
+    forms = {call["environment"].get("SQUEUE_FORMAT", "") for call in calls} - {""}
+    (separator,) = {form.split("%")[1][1:] for form in forms}
+    assert len(calls) == 4 and len(separator) > 8
+    assert not any(separator in word for call in calls for word in call["arguments"])
+
+
 def random_queue(draw: random.Random, jobs: dict[int, tuple[str, str]], exclusive: str) -> None:
     """Change some jobs, drop some, and add some, with words that look like records."""
     traps = (
@@ -246,7 +259,7 @@ def random_queue(draw: random.Random, jobs: dict[int, tuple[str, str]], exclusiv
 def test_after_any_changes_the_queue_is_what_a_full_read_gives(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw, known, jobs = random.Random(seed), QueueCache(), {}
+    draw, known, jobs = random.Random(seed), QueueCache(S.encode()), {}
     # However the output is cut, also within a record whose fields begin with line ends.
     monkeypatch.setattr("carme.slurm.queue_cache._BLOCK", draw.choice((1, 40, 300, 1 << 20)))
     for _ in range(15):

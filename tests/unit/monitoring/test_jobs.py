@@ -101,15 +101,31 @@ def test_the_group_that_the_prolog_made_does_not_hide_the_job_s_own(
     assert [usage.threads for usage in Cgroups(root, tmp_path / "proc").usage(owned={7})] == [12]
 
 
+def test_io_of_a_job_named_by_its_run_is_read_for_each_step(root: Path, tmp_path: Path):
+    """The layout of Slurm 26.05: groups are named by SLUIDs, beside the one that the prolog made first."""
+    job = version_two(root, name="sEKNKTV3WPV500")
+    write(job, cgroup__events="populated 1\n")
+    write(job / "step_0", io__stat="8:0 rbytes=7 wbytes=9\n")
+    write(root / "system.slice/slurmstepd.scope/job_7", cgroup__events="populated 0\n", io__stat="")
+    process(tmp_path / "proc", 100, "slurmstepd: [7.0]", "/x")
+    (usage,) = Cgroups(root, tmp_path / "proc").usage()
+    assert (usage.job_id, usage.read_bytes, usage.written_bytes) == (7, 101, 22)
+    assert (usage.memory_bytes, usage.cpu_user_seconds) == (100_000_000, pytest.approx(3.0))
+    assert (usage.steps["0"].read_bytes, usage.steps["0"].written_bytes) == (7, 9)
+
+
 def test_version_two_with_a_scope_for_each_slurmd_is_read(root: Path, tmp_path: Path):
     version_two(root, scope="n1_slurmstepd.scope")
     assert [usage.job_id for usage in Cgroups(root, tmp_path / "proc").usage()] == [7]
 
 
-def test_a_folder_with_another_name_is_known_by_its_slurmstepd(root: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    "title", ["[7.batch]", "[7.0]", "[7.extern stepmgr]", "[7.0+1]", "[7.interactive]"]
+)  # as 22.05 to 26.05 write them
+def test_a_folder_with_another_name_is_known_by_its_slurmstepd(root: Path, tmp_path: Path, title: str):
     version_two(root, name="s4CJ2X0QF0000")
     processes = tmp_path / "proc"
-    process(processes, 100, "slurmstepd: [7.batch]", "/x")
+    process(processes, 100, f"slurmstepd: {title}", "/x")
     process(
         processes,
         101,

@@ -14,6 +14,22 @@ from carme.errors import CarmeError
 
 __all__ = ["copy_sqlite", "dump_postgresql", "is_intact", "load_postgresql", "run_client"]
 
+#: Those of the account that asks, whichever schema it has them in, but for those of extensions.
+_DROP_TABLES = """
+SET client_min_messages = warning;
+DO $$
+DECLARE present record;
+BEGIN
+    FOR present IN SELECT nspname, relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE relkind IN ('r', 'p') AND relowner = current_user::regrole
+        AND nspname <> 'information_schema' AND nspname !~ '^pg_'
+        AND NOT EXISTS (SELECT FROM pg_depend WHERE objid = pg_class.oid AND deptype = 'e')
+    LOOP
+        EXECUTE format('DROP TABLE IF EXISTS %I.%I CASCADE', present.nspname, present.relname);
+    END LOOP;
+END $$;
+"""
+
 
 def copy_sqlite(database: Path, copy: Path) -> None:
     """Copy a database of SQLite as of one moment, whatever is written meanwhile. Raises CarmeError."""
@@ -47,11 +63,22 @@ def dump_postgresql(address: str, copy: Path, account: str) -> None:
 
 
 def load_postgresql(address: str, copy: Path, account: str) -> None:
-    """Make a database of a server what it was in the copy. Raises CarmeError."""
-    options = ["--clean", "--if-exists", "--no-owner", "--single-transaction", "--no-password"]
-    database = _environment(address)["PGDATABASE"]
-    with copy.open("rb") as file:
-        _run(["pg_restore", *options, f"--dbname={database}"], address, account, stdin=file)
+    """Make a database of a server what it was in the copy, or leave it as it is. Raises CarmeError.
+
+    A newer version may have made tables since, or before a restore onto a new head: they would keep older
+    ones that they refer to from going, and be in the way of the migrations that make them. So all go.
+    """
+    with copy.open("rb") as file, tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as shown:
+        script.write(_DROP_TABLES.encode())
+        script.flush()
+        options = ["--clean", "--if-exists", "--no-owner", "--file=-"]
+        _run(["pg_restore", *options], address, account, stdin=file, stdout=script)
+        script.seek(0)
+        options = ["--no-psqlrc", "--quiet", "--no-password", "--set=ON_ERROR_STOP=1"]
+        _run(
+            ["psql", *options, "--single-transaction", "--file=-"],
+            address, account, stdin=script, stdout=shown,
+        )  # fmt: skip
 
 
 def _environment(address: str) -> dict[str, str]:

@@ -56,7 +56,7 @@ class Waiting:
         # Jobs that their owners gave to Slurm themselves wait for the same; where there are tens of thousands
         # of them, they wait without that detail.
         all_of_them = not self._slurm.has_many_jobs
-        waiting = [job for job in jobs if job.is_pending and (job.key or all_of_them)]
+        waiting = [job for job in jobs if (all_of_them or job.key) and job.is_pending]
         limited = {job.user for job in waiting if job.reason.startswith(_LIMITS)}
         booked = {job.reservation for job in waiting if job.reason == "Reservation" and job.reservation}
         try:
@@ -75,7 +75,7 @@ class Waiting:
         suspending = (
             {partition.name for partition in cluster.partitions if partition.suspends} if cluster else set()
         )
-        for job in jobs:
+        for job in jobs if suspending else ():
             if job.is_suspended and job.partition in suspending:
                 found[job.id] = job.model_copy(update={"detail": BY_SLURM})
         short = await self._shortages(waiting, jobs, cluster) if cluster else {}

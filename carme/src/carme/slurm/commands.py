@@ -67,7 +67,9 @@ class SlurmCommands:
         self._python = python
         self._cluster = cluster
         self._exclusive = ""  # squeue's field for it, once it is known
-        self._known = QueueCache()
+        # Others see the arguments of programs, and name their jobs; so squeue gets this one elsewhere.
+        self._separator = _separator()
+        self._known = QueueCache(self._separator.encode())
         self._known_nodes: parsing.KnownNodes = {}
 
     @property
@@ -84,8 +86,6 @@ class SlurmCommands:
         return hashlib.sha256(_PASSING.sub("", output).encode()).hexdigest()
 
     async def queue(self) -> list[Job]:
-        separator = _separator()
-        form = separator.join(f"%{field}" for field in parsing.QUEUE_FIELDS) + separator
         which = ("squeue", "--states=all", "--noheader", "--noconvert")
         # What jobs have, the short form does not report. A suffix makes fields as long as they are.
         if not self._exclusive:
@@ -94,26 +94,35 @@ class SlurmCommands:
             known = (await run("squeue", "--helpFormat")).output.decode(errors="replace").split()
             self._exclusive = next((field for field in EXCLUSIVE if field in known), "")
         exclusive = self._exclusive or "OverSubscribe"
-        long = ",".join(f"{field}:{separator}" for field in (*ALLOTTED_FIELDS, exclusive))
-        questions = (*which, f"--Format={long}"), (*which, f"--format={form}")
+        short_form, long_form = self._forms(exclusive)
         if self.has_many_jobs:  # then each takes a while
-            has, short = await _read_both(*questions)
+            has, short = await _read_both(which, long_form, short_form)
         else:
-            has, short = [await _read(*question) for question in questions]
-        records = short, has, separator.encode(), exclusive
+            has, short = [await _read(*which, **form) for form in (long_form, short_form)]
         many = max(self._known.count, short.count(b"\n")) > MANY_JOBS
-        if many:
-            jobs = await asyncio.to_thread(self._known.queue, *records)  # others are answered meanwhile
+        if many:  # others are answered meanwhile
+            jobs = await asyncio.to_thread(self._known.queue, short, has, exclusive)
         else:
-            jobs = self._known.queue(*records)
+            jobs = self._known.queue(short, has, exclusive)
         # Jobs that were submitted between the two. The long form comes first all the same: else a job that
         # begins again would have its new number of restarts beside its old state.
         missing = self._known.unallotted
         if 0 < len(missing) <= _MOST_NAMED:
-            output = await _read_named(questions[0], missing)
-            allot = functools.partial(self._known.allot, output, *records[2:])
+            output = await _read_named(which, long_form, missing)
+            allot = functools.partial(self._known.allot, output, exclusive)
             jobs = await asyncio.to_thread(allot) if many else allot()
         return jobs
+
+    def _forms(self, exclusive: str) -> tuple[dict[str, str], dict[str, str]]:
+        """squeue's short and long form, as the variables of its environment that request them.
+
+        Arguments are for everybody to read, and a separator that users know they can write into their jobs'
+        names: records of other jobs would stand there. The environment is for this account and root alone.
+        """
+        separator = self._separator
+        short = "".join(f"%{field}{separator}" for field in parsing.QUEUE_FIELDS)
+        long = ",".join(f"{field}:{separator}" for field in (*ALLOTTED_FIELDS, exclusive))
+        return {"SQUEUE_FORMAT": short}, {"SQUEUE_FORMAT2": long}
 
     async def exit_statuses(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         jobs = ",".join(map(str, ids))
@@ -488,7 +497,7 @@ def _partition_filter(partition: str) -> list[str]:
 
 
 def _separator() -> str:
-    # 47 bits for one call; it follows each field of each job, so its length counts.
+    # 47 bits; it follows each field of each job, so its length counts.
     return "|" + "".join(secrets.choice(_ALPHABET) for _ in range(8))
 
 
@@ -496,26 +505,28 @@ async def _ask(*arguments: str) -> str:
     return (await _read(*arguments)).decode(errors="replace")
 
 
-async def _read(*arguments: str) -> bytes:
-    done = await run(*arguments, environment=_TIMES | _WHOLE)
+async def _read(*arguments: str, **variables: str) -> bytes:
+    done = await run(*arguments, environment=_TIMES | _WHOLE | variables)
     _check(arguments[0], done)
     return done.output
 
 
-async def _read_named(question: tuple[str, ...], jobs: list[int]) -> bytes:
+async def _read_named(question: tuple[str, ...], form: dict[str, str], jobs: list[int]) -> bytes:
     """The same for some jobs alone; empty without an answer, as where Slurm has forgotten all of them.
 
     What the poll has found already counts without it.
     """
     with contextlib.suppress(SlurmError):
-        done = await run(*question, f"--jobs={','.join(map(str, jobs))}", environment=_TIMES | _WHOLE)
+        done = await run(*question, f"--jobs={','.join(map(str, jobs))}", environment=_TIMES | _WHOLE | form)
         return done.output if done.code == 0 else b""
     return b""
 
 
-async def _read_both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[bytes, bytes]:
-    """What two programs write that run at the same time; both have ended when this returns or raises."""
-    reading = [asyncio.create_task(_read(*command)) for command in (first, second)]
+async def _read_both(
+    question: tuple[str, ...], first: dict[str, str], second: dict[str, str]
+) -> tuple[bytes, bytes]:
+    """A program's output in two forms, read at the same time; both have ended when this returns or raises."""
+    reading = [asyncio.create_task(_read(*question, **form)) for form in (first, second)]
     try:
         return await reading[0], await reading[1]
     finally:

@@ -1,9 +1,11 @@
 """Slurm's output as our models. Pure functions.
 
 Names and comments of jobs are their owners' free choice and may hold line ends and separators. So
-records are distinguished by a separator that is drawn anew for each call and cannot be guessed.
+records are distinguished by a separator that cannot be guessed: one for each call where it is an argument,
+which users may read; one for all looks at the queue, which squeue gets by its environment.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -113,7 +115,7 @@ def queued(field: Mapping[str, str], has: Allotted | None) -> Job:
         planned_end=time(field["e"]) if _has_end(state) and limit is not None else None,
         seconds_left=seconds(field["L"]) if state is JobState.SUSPENDED else None,
         failed_node=_failed_node(state, field["B"], field["N"]),
-        **array_of(f"{field['F']}_{field['K']}"),
+        **({} if field["K"] == "N/A" else array_of(f"{field['F']}_{field['K']}")),
     )
     # Which fields were given matters to nobody, and pydantic's set of them is half of a job's memory.
     object.__setattr__(job, "__pydantic_fields_set__", _NO_FIELDS)
@@ -545,6 +547,7 @@ def _value(line: str, key: str) -> str:
     return text_of(match[1]) if match else ""
 
 
+@functools.lru_cache(maxsize=1 << 12)  # as few of them are different in a queue of tens of thousands of jobs
 def memory(text: str, cpus: int = 1) -> int:
     """MiB in `100M`, `2.50G` or, for each processor, `100Mc`."""
     match = re.fullmatch(r"([0-9.]+)([KMGTP]?)([cn]?)", text)
@@ -560,6 +563,7 @@ def minutes(text: str) -> int | None:
     return None if whole is None else whole // 60
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def seconds(text: str) -> int | None:
     """Seconds of the same."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)

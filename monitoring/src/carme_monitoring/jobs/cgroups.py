@@ -25,7 +25,7 @@ _JOB_OF_PROCESS = re.compile(
     re.MULTILINE | re.ASCII,
 )
 _STEP = re.compile(r"step_(\w+)\Z", re.ASCII)
-_TITLE = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
+_TITLE = re.compile(rb"slurmstepd: \[(\d+)\.")
 #: Controllers of version 1, the first that all jobs are in (proctrack/cgroup freezes them) before the others.
 _V1 = ("freezer", "memory", "devices", "cpuacct", "cpu,cpuacct", "cpuacct,cpu")
 #: Processes whose job is remembered, until there are more.
@@ -215,7 +215,7 @@ class Cgroups:
             for name in self._folders.names(scope):
                 if job_id := self._number(scope, name):
                     job = _Folders(job_id, None, {"": f"{scope}/{name}"})
-                    # The prolog makes `job_N`; where Slurm has another name for the job, that stays empty.
+                    # The prolog makes `job_N` also where Slurm has another name for it: that stays empty.
                     if job_id not in jobs or self._is_left_over(jobs[job_id]):
                         jobs[job_id] = job
         return list(jobs.values())
