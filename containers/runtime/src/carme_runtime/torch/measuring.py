@@ -24,11 +24,13 @@ from torch import fx
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph, Timing, Value
+from carme_runtime.out_of_core import host_room, seconds_waited
 from carme_runtime.out_of_core.watch import Storage
 from carme_runtime.torch.traced import Traced, resized, with_values
 
 _MOST_REPEATS = 7
 _MOST_ACCUMULATED = 64 << 20  # bytes of gradients to which others are added: more than caches hold
+_PART_ACCUMULATED = 8  # that part of what a limit of memory leaves for tensors, at most
 _ALIGNMENT = 64  # bytes
 UNKNOWN = 1 << 62  # bytes that measuring takes, where nothing says it
 _MARK, _BACKWARD_MARK = "carme operator ", "carme backward pass of "
@@ -183,7 +185,7 @@ class _Measurement:
         """Bytes that running all operators takes at a time, by the profile of it."""
         most = max(itertools.accumulate(size for _, size in _changes(profile)), default=UNKNOWN)
         trained = [p for p in self._traced.named_tensors().values() if p.requires_grad]
-        return max(most, 0) + _bytes_of(self._example) + min(_bytes_of(trained), _MOST_ACCUMULATED)
+        return max(most, 0) + _bytes_of(self._example) + min(_bytes_of(trained), _most_accumulated())
 
     def timings(self, repeats: int) -> Iterator[tuple[str, Timing, float]]:
         """Times of all operators: medians of `repeats` passes, over all operators that are alike.
@@ -210,10 +212,10 @@ class _Measurement:
     ) -> tuple[float, float, float]:
         """Milliseconds of an operator's passes, and of adding its parameters' gradients to earlier ones."""
         _synchronize(self._example[0])
-        began = time.perf_counter()
+        began = _computed_s()
         self._timed_result = run()
         _synchronize(self._example[0])
-        forward = (time.perf_counter() - began) * 1000
+        forward = (_computed_s() - began) * 1000
         backward, gradients = self._backward(self._timed_result, inputs)
         return forward, backward, sum(map(earlier.adding_ms, gradients))
 
@@ -310,10 +312,10 @@ class _Measurement:
             return 0.0, []
         gradients = [torch.ones_like(output) for output in outputs]
         _synchronize(self._example[0])
-        began = time.perf_counter()
+        began = _computed_s()
         found = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
         _synchronize(self._example[0])
-        took = (time.perf_counter() - began) * 1000
+        took = (_computed_s() - began) * 1000
         own = zip(found, inputs, strict=True)
         return took, [each for each, to in own if each is not None and isinstance(to, torch.nn.Parameter)]
 
@@ -332,7 +334,7 @@ class _Gradients:
         trained = [p for p in parameters if p.requires_grad]
         size = sum(p.numel() * p.element_size() + _ALIGNMENT for p in trained)
         device = trained[0].device if trained else None
-        self._memory = torch.zeros(min(size, _MOST_ACCUMULATED), dtype=torch.uint8, device=device)
+        self._memory = torch.zeros(min(size, _most_accumulated()), dtype=torch.uint8, device=device)
         self._at = 0
 
     def adding_ms(self, gradient: torch.Tensor) -> float:
@@ -350,10 +352,16 @@ class _Gradients:
         earlier = earlier.as_strided(part.shape, torch.empty_like(part, device="meta").stride())
         self._at += -(-size // _ALIGNMENT) * _ALIGNMENT
         _synchronize(part)
-        began = time.perf_counter()
+        began = _computed_s()
         earlier.add_(part)
         _synchronize(part)
-        return (time.perf_counter() - began) * 1000 * gradient.numel() / part.numel()
+        return (_computed_s() - began) * 1000 * gradient.numel() / part.numel()
+
+
+def _most_accumulated() -> int:
+    """Bytes of gradients to which others are added: a small part of a limit, as they are one block of it."""
+    room = host_room()
+    return _MOST_ACCUMULATED if room is None else min(_MOST_ACCUMULATED, room.bytes // _PART_ACCUMULATED)
 
 
 def _part(tensor: torch.Tensor, most: int) -> torch.Tensor:
@@ -389,6 +397,14 @@ def _attribute_value(traced: Traced, node: fx.Node) -> Any:
     for part in str(node.target).split("."):
         found = getattr(found, part)
     return found
+
+
+def _computed_s() -> float:
+    """Seconds, without those in which a limit of memory let this process wait for the disk.
+
+    A plan adds what its stages move, and a stage moves less than the whole model does here.
+    """
+    return time.perf_counter() - seconds_waited()
 
 
 def _synchronize(tensor: torch.Tensor) -> None:
