@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import load, save
 from carme_runtime.torch import measuring, trace
+from carme_runtime.torch.tracing import capture
 
 
 class Branches(nn.Module):
@@ -117,6 +118,15 @@ def test_weights_of_whole_layers_are_not_copied_before_they_are_timed():
     trace(model, torch.randn(8, 8), whole_layers=["0"], seconds=0.1)
     assert addresses == {model[0].layer.weight.data_ptr()} and not model[0].calls
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_measuring_takes_is_known_before_times_are_measured():
+    """Two values of 4 MiB at a time at least, their gradients, the weights' and the example's memory."""
+    model, needed = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)), []
+    example = (torch.randn(4096, 256),)
+    graph = measuring.measured(capture(model, example, (), False), example, (512, 4096), 0.1, needed.append)
+    assert all(operator.timings for operator in graph.operators)
+    assert len(needed) == 1 and 3 * (4 << 20) < needed[0] < 8 * (4 << 20)
 
 
 def test_results_that_were_timed_are_gone_when_the_next_operator_runs():

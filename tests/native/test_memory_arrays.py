@@ -73,6 +73,24 @@ def test_an_array_keeps_its_tensor_in_memory(tmp_path: Path) -> None:
         assert others[0][0] == 0 and array[0] == 7 and tensor[-1] == 8
 
 
+COPIES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "other type": lambda tensor: numpy.asarray(tensor, dtype="float64"),
+    "forced": lambda tensor: torch.view_as_complex(tensor.view(-1, 2)).conj().numpy(force=True),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_an_array_that_is_a_copy_keeps_nothing_in_memory(tmp_path: Path, copy: str) -> None:
+    with carme_runtime.memory(limit(), tmp_path) as budget:
+        tensor = torch.ones(FLOATS)
+        array = COPIES[copy](tensor)
+        other = torch.ones(FLOATS)  # what is let go is so before the next operation
+        assert budget._operations is not None
+        block = budget._operations.block_of(tensor)
+        assert block is not None and not block.pins
+        assert array.flat[-1] in (1, 1 - 1j) and other[0] == 1
+
+
 def test_hooks_of_backward_passes_may_look_as_well(tmp_path: Path) -> None:
     seen: list[float] = []
     with carme_runtime.memory(limit(), tmp_path):

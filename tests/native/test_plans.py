@@ -36,10 +36,14 @@ def test_plan_is_all_that_is_printed():
     assert done.stdout.count("Strategy: pipeline") == 1
 
 
-def test_a_model_is_measured_while_all_ranks_compute_as_in_training(launcher, tmp_path: Path):
-    """Else rank 0 has the node's memory, caches and clock for itself, and predicted steps are too short."""
+@pytest.mark.parametrize("kind", [(), ("graph",), ("large",)], ids=["measured", "graph", "large"])
+def test_a_model_is_measured_while_all_ranks_compute_as_in_training(launcher, tmp_path: Path, kind):
+    """Else rank 0 has the node's memory, caches and clock for itself, and predicted steps are too short.
+
+    Nobody computes where nothing is measured, or where there is too little memory for all of them.
+    """
     (folder := tmp_path / "computed").mkdir()
-    ranks = launcher.run("measured_beside", [0, 0], str(folder))
+    ranks = launcher.run("measured_beside", [0, 0], str(folder), *kind)
     assert ranks.output().count("trained") == 2, ranks.output()
 
 

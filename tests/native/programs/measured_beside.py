@@ -1,8 +1,9 @@
 """Rank 0 measures a model until the other ranks have computed beside it; they end as soon as it has measured.
 
-    measured_beside.py FOLDER
+    measured_beside.py FOLDER [graph | large]
 
-In the folder each of the others leaves a file when it has computed.
+In the folder each of the others leaves a file when it has computed. Nobody computes where there is a graph,
+or where measuring takes a large part of the memory: a TiB of each rank here.
 """
 
 import os
@@ -16,20 +17,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from carme_runtime.torch import measuring, pipeline, pipeline_run
+from carme_runtime.torch import measuring, pipeline, trace
 from patience import HANG
 
 MICRO_BATCHES, SAMPLES = 4, 16
 folder, rank, ranks = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-measured, run_until = measuring.measured, measuring._Measurement.run_until
+kind = sys.argv[2] if len(sys.argv) > 2 else ""
+timings, run_until = measuring._Measurement.timings, measuring._Measurement.run_until
 
 
 def waiting(*arguments: Any) -> Any:
     until = time.monotonic() + HANG
-    while len(list(folder.iterdir())) < ranks - 1:
+    while not kind and len(list(folder.iterdir())) < ranks - 1:
         assert time.monotonic() < until, "The others compute nothing."
         time.sleep(0.01)
-    return measured(*arguments)
+    return timings(*arguments)
 
 
 def noted(measurement: Any, is_over: Any) -> None:
@@ -38,19 +40,25 @@ def noted(measurement: Any, is_over: Any) -> None:
     (folder / str(rank)).touch()
 
 
-pipeline_run.measured = waiting
+measuring._Measurement.timings = waiting
 measuring._Measurement.run_until = noted
+if kind == "large":
+    measuring._Measurement._needed = lambda *_: 1 << 40
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
 before = {name: value.clone() for name, value in model.state_dict().items()}
 inputs, targets = torch.ones(SAMPLES, 4), torch.zeros(SAMPLES, dtype=torch.long)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 random = torch.get_rng_state()
-ours, optimizer = pipeline(model, optimizer, example=inputs, stages=ranks, micro_batches=MICRO_BATCHES)
+graph = trace(model, inputs, seconds=0.1) if kind == "graph" else None
+ours, optimizer = pipeline(
+    model, optimizer, example=inputs, stages=ranks, micro_batches=MICRO_BATCHES, graph=graph
+)
 assert torch.equal(random, torch.get_rng_state())
 for name, parameter in ours.named_parameters():
     assert torch.equal(parameter, before[name]) and parameter.grad is None, name
 ours.step(inputs, targets, loss=functional.cross_entropy)
+assert not kind or not list(folder.iterdir())
 print("trained", flush=True)
 ours.close()
 dist.destroy_process_group()

@@ -174,6 +174,54 @@ assert loaded()
     )
 
 
+def test_a_function_that_is_named_while_another_thread_loads_it_is_named_again(tmp_path: Path) -> None:
+    """The other thread begins to load it when the first one has seen that it is not loaded."""
+    run(
+        tmp_path,
+        """
+import weakref
+
+early, failures = torch._dynamo, []
+naming, go = threading.Event(), threading.Event()
+
+class Names(weakref.WeakSet):
+    def add(self, item):
+        naming.set()
+        go.wait()
+        super().add(item)
+
+class Lock:
+    def __init__(self, lock):
+        self.lock = lock
+
+    def __enter__(self):
+        if not self.lock.acquire(blocking=False):
+            go.set()  # the other thread waits until the function is named
+            self.lock.acquire()
+
+    def __exit__(self, *error):
+        self.lock.release()
+
+late_compiler._named, late_compiler._lock = Names(), Lock(late_compiler._lock)
+
+def load():
+    naming.wait()
+    try:
+        assert early.config.verbose is False
+    except BaseException as error:
+        failures.append(error)
+    go.set()
+
+thread = threading.Thread(target=load)
+thread.start()
+assert early.disable(function, True, wrapping=False) is function
+thread.join()
+assert loaded() and not failures, failures
+assert not list(late_compiler._named)
+""",
+    )
+
+
 def test_it_stays_where_it_is_loaded_already(tmp_path: Path) -> None:
     run(
         tmp_path,

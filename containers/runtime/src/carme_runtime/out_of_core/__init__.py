@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from carme_runtime.out_of_core.plan import Plan
 
-__all__ = ["HostRoom", "Plan", "host_room", "leave_recomputation", "limits_host"]
+__all__ = ["HostRoom", "Plan", "host_room", "leave_recomputation", "limits_host", "seconds_waited"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ def host_room() -> HostRoom | None:
     """See `HostRoom`; None where no limit of the host's memory is in force in this process."""
     budget = sys.modules.get("carme_runtime.out_of_core.budget")
     return HostRoom(*budget.room_of_host()) if budget is not None and budget.limits_host() else None
+
+
+def seconds_waited() -> float:
+    """How long this process has waited for what a limit of the host's memory moved; 0 where none is."""
+    budget = sys.modules.get("carme_runtime.out_of_core.budget")
+    return budget.seconds_waited() if budget is not None and budget.limits_host() else 0.0
 
 
 def __getattr__(name: str) -> Any:

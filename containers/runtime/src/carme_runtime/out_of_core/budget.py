@@ -372,6 +372,12 @@ def room_of_host() -> tuple[int, float, float]:
     return store.capacity, store.file.read_rate, store.file.write_rate
 
 
+def seconds_waited() -> float:
+    """See `carme_runtime.out_of_core`, for the limit that is in force."""
+    assert _active is not None and _active._operations is not None
+    return _active._operations.store.waited
+
+
 def _make_room_for_compiler() -> None:
     """It loads now. Only a thread whose operations are seen may move blocks for it."""
     operations = _active and _active._operations

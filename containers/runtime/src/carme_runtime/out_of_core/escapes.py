@@ -17,7 +17,8 @@ from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.out_of_core.trace import DoesNotFit
 from carme_runtime.out_of_core.watch import Operations
 
-# Methods of tensors; the first ones give an array that keeps the memory, the others an address.
+# Methods of tensors; the first ones give an array that keeps the memory unless it is a copy, the others an
+# address.
 _ARRAYS, _ADDRESSES = ("numpy", "__array__"), ("data_ptr", "__dlpack__", "share_memory_", "tolist")
 
 
@@ -56,10 +57,10 @@ def _with_memory(operations: Operations, name: str, method: Callable[..., Any]) 
         except BaseException:  # such as for a tensor that requires gradients
             store.release([block])
             raise
-        if name in _ARRAYS:
+        if name in _ARRAYS and _lies_in(tensor.untyped_storage(), result):
             weakref.finalize(_whole(result), store.unpin, block)
         else:
-            if name != "tolist":
+            if name in _ADDRESSES and name != "tolist":
                 store.pin_for_step(block)
             store.release([block])
         return result
@@ -100,6 +101,12 @@ class FileWriter(torch._C.PyTorchFileWriter):
             super().write_record(name, data, size)
         finally:
             self.operations.store.release([block])
+
+
+def _lies_in(storage: torch.UntypedStorage, array: Any) -> bool:
+    """Whether an array is in a tensor's memory, and not a copy, such as of another type."""
+    begin, address = storage.data_ptr(), array.__array_interface__["data"][0]
+    return begin <= address < begin + storage.nbytes()
 
 
 def _whole(array: Any) -> Any:

@@ -21,8 +21,9 @@ _COMPILER = f"{_PACKAGE}.{_NAME}"
 _CACHE = "__dynamo_disable"  # where `torch._disable_dynamo` caches what `disable` returned for a function
 _HOOKS = "torch.utils.checkpoint"  # The module disables hooks that live for one recomputation.
 
-_lock = threading.Lock()
 _named: weakref.WeakSet[FunctionType] = weakref.WeakSet()  # functions that the compiler must not trace
+# Of `_named`, and of whether the compiler loads. What the garbage collector calls may name another function.
+_lock = threading.RLock()
 
 
 def load_late(before: Callable[[], None]) -> None:
@@ -117,7 +118,8 @@ def _is_waiting() -> bool:
 def _load(name: str) -> ModuleType:
     """A module of the compiler, which is loaded now unless it has been before.
 
-    No lock is held meanwhile but those of Python's import, so that threads import each module once and whole.
+    While it is imported no lock is held but those of Python's import, so that threads import each module once
+    and whole.
 
     Raises:
         ImportError: It cannot be loaded; later imports of it try again, as always.
@@ -134,20 +136,22 @@ def _load(name: str) -> ModuleType:
     try:
         importlib.import_module(_COMPILER)
     finally:
-        for function in list(_named):  # PyTorch names each of them again at its next call
-            vars(function).pop(_CACHE, None)
-        _named.clear()
+        with _lock:
+            for function in list(_named):  # PyTorch names each of them again at its next call
+                vars(function).pop(_CACHE, None)
+            _named.clear()
     return importlib.import_module(name)
 
 
 def _disable(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
     """What runs a function untraced: itself, where PyTorch requests that and nothing is traced."""
-    if _is_waiting() and type(fn) is FunctionType:
-        if kwargs.get("wrapping") is False:  # a call by `torch._disable_dynamo`
-            _named.add(fn)
-            return fn
-        if fn.__module__ == _HOOKS:
-            return fn
+    if type(fn) is FunctionType:
+        is_cached = kwargs.get("wrapping") is False  # a call by `torch._disable_dynamo`
+        with _lock:  # Another thread that loads it looks through the names once.
+            if (is_cached or fn.__module__ == _HOOKS) and _is_waiting():
+                if is_cached:
+                    _named.add(fn)
+                return fn
     return _load(_COMPILER).disable(fn, *args, **kwargs)
 
 

@@ -11,6 +11,7 @@ repeated, not single operators: in training, too, their weights have left the pr
 import contextlib
 import copy
 import dataclasses
+import itertools
 import os
 import statistics
 import time
@@ -23,20 +24,38 @@ from torch import fx
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph, Timing, Value
+from carme_runtime.out_of_core import host_room, seconds_waited
 from carme_runtime.out_of_core.watch import Storage
 from carme_runtime.torch.traced import Traced, resized, with_values
 
 _MOST_REPEATS = 7
 _MOST_ACCUMULATED = 64 << 20  # bytes of gradients to which others are added: more than caches hold
+_PART_ACCUMULATED = 8  # that part of what a limit of memory leaves for tensors, at most
 _ALIGNMENT = 64  # bytes
+UNKNOWN = 1 << 62  # bytes that measuring takes, where nothing says it
 _MARK, _BACKWARD_MARK = "carme operator ", "carme backward pass of "
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 def measured(
-    traced: Traced, example: tuple[torch.Tensor, ...], samples: Sequence[int] = (), seconds: float = 10.0
+    traced: Traced,
+    example: tuple[torch.Tensor, ...],
+    samples: Sequence[int] = (),
+    seconds: float = 10.0,
+    before_times: Callable[[int], None] = lambda needed: None,
 ) -> Graph:
-    """The traced graph with values, times and bytes. Raises InvalidCall where the model cannot run."""
+    """The traced graph with values, times and bytes.
+
+    Args:
+        traced: The model.
+        example: What it is called with.
+        samples: Of it, with which to measure; by default a quarter and all.
+        seconds: About how long to measure times.
+        before_times: Called when all but the times is known, with the bytes that measuring those takes.
+
+    Raises:
+        InvalidCall: The model cannot run.
+    """
     most = len(example[0])
     sizes = sorted({*samples} or {max(most // 4, 1), most})
     device = example[0].device
@@ -50,6 +69,7 @@ def measured(
             took += smallest_run.measure_sizes()
             smallest = smallest_run.described
         repeats = max(1, min(_MOST_REPEATS, int(seconds / max(took, 1e-6) / 3)))
+        before_times(largest.needed)
         timings: dict[str, list[Timing]] = {name: [] for name in largest.held}
         accumulating: dict[str, list[float]] = {name: [] for name in largest.held}
         for size in sizes:
@@ -111,6 +131,10 @@ def _shown(argument: Any) -> Hashable:
     return repr(argument)
 
 
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
 class _Measurement:
     """Runs the operators with one number of samples."""
 
@@ -126,6 +150,7 @@ class _Measurement:
         self._timed_result: Any = None  # by the run of an operator that was timed
         self.workspace: dict[str, int] = {}
         self.backward: dict[str, int] = {}
+        self.needed = UNKNOWN  # bytes that running all operators takes
 
     def measure_sizes(self) -> float:
         """Run all once, see how large everything is; how long that took."""
@@ -151,9 +176,16 @@ class _Measurement:
         taken = _taken(profile, _MARK)
         self.workspace = {name: max(most - self.described[name].bytes, 0) for name, most in taken.items()}
         self.backward = _taken(profile, _BACKWARD_MARK)
+        self.needed = self._needed(profile)
         self._watched = None
         held.close()
         return time.perf_counter() - began
+
+    def _needed(self, profile: Any) -> int:
+        """Bytes that running all operators takes at a time, by the profile of it."""
+        most = max(itertools.accumulate(size for _, size in _changes(profile)), default=UNKNOWN)
+        trained = [p for p in self._traced.named_tensors().values() if p.requires_grad]
+        return max(most, 0) + _bytes_of(self._example) + min(_bytes_of(trained), _most_accumulated())
 
     def timings(self, repeats: int) -> Iterator[tuple[str, Timing, float]]:
         """Times of all operators: medians of `repeats` passes, over all operators that are alike.
@@ -180,10 +212,10 @@ class _Measurement:
     ) -> tuple[float, float, float]:
         """Milliseconds of an operator's passes, and of adding its parameters' gradients to earlier ones."""
         _synchronize(self._example[0])
-        began = time.perf_counter()
+        began = _computed_s()
         self._timed_result = run()
         _synchronize(self._example[0])
-        forward = (time.perf_counter() - began) * 1000
+        forward = (_computed_s() - began) * 1000
         backward, gradients = self._backward(self._timed_result, inputs)
         return forward, backward, sum(map(earlier.adding_ms, gradients))
 
@@ -280,10 +312,10 @@ class _Measurement:
             return 0.0, []
         gradients = [torch.ones_like(output) for output in outputs]
         _synchronize(self._example[0])
-        began = time.perf_counter()
+        began = _computed_s()
         found = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
         _synchronize(self._example[0])
-        took = (time.perf_counter() - began) * 1000
+        took = (_computed_s() - began) * 1000
         own = zip(found, inputs, strict=True)
         return took, [each for each, to in own if each is not None and isinstance(to, torch.nn.Parameter)]
 
@@ -302,7 +334,7 @@ class _Gradients:
         trained = [p for p in parameters if p.requires_grad]
         size = sum(p.numel() * p.element_size() + _ALIGNMENT for p in trained)
         device = trained[0].device if trained else None
-        self._memory = torch.zeros(min(size, _MOST_ACCUMULATED), dtype=torch.uint8, device=device)
+        self._memory = torch.zeros(min(size, _most_accumulated()), dtype=torch.uint8, device=device)
         self._at = 0
 
     def adding_ms(self, gradient: torch.Tensor) -> float:
@@ -320,10 +352,16 @@ class _Gradients:
         earlier = earlier.as_strided(part.shape, torch.empty_like(part, device="meta").stride())
         self._at += -(-size // _ALIGNMENT) * _ALIGNMENT
         _synchronize(part)
-        began = time.perf_counter()
+        began = _computed_s()
         earlier.add_(part)
         _synchronize(part)
-        return (time.perf_counter() - began) * 1000 * gradient.numel() / part.numel()
+        return (_computed_s() - began) * 1000 * gradient.numel() / part.numel()
+
+
+def _most_accumulated() -> int:
+    """Bytes of gradients to which others are added: a small part of a limit, as they are one block of it."""
+    room = host_room()
+    return _MOST_ACCUMULATED if room is None else min(_MOST_ACCUMULATED, room.bytes // _PART_ACCUMULATED)
 
 
 def _part(tensor: torch.Tensor, most: int) -> torch.Tensor:
@@ -359,6 +397,14 @@ def _attribute_value(traced: Traced, node: fx.Node) -> Any:
     for part in str(node.target).split("."):
         found = getattr(found, part)
     return found
+
+
+def _computed_s() -> float:
+    """Seconds, without those in which a limit of memory let this process wait for the disk.
+
+    A plan adds what its stages move, and a stage moves less than the whole model does here.
+    """
+    return time.perf_counter() - seconds_waited()
 
 
 def _synchronize(tensor: torch.Tensor) -> None:
@@ -469,18 +515,25 @@ def _memory_profile() -> Iterator[Any]:
             del os.environ[_LOG_LEVEL]
 
 
+def _events(profile: Any) -> Iterable[Any]:
+    """What the profiler noted; nothing where this PyTorch does not show it."""
+    results = getattr(getattr(profile, "profiler", None), "kineto_results", None)
+    return () if results is None else results.events()
+
+
+def _changes(profile: Any) -> list[tuple[int, int]]:
+    """When the allocator gave or got bytes, in nanoseconds, and how many."""
+    return sorted((e.start_ns(), e.nbytes()) for e in _events(profile) if e.name() == "[memory]")
+
+
 def _taken(profile: Any, mark: str) -> dict[str, int]:
     """The most bytes that each operator took at a time under its mark, by the profiler's events."""
-    results = getattr(getattr(profile, "profiler", None), "kineto_results", None)
-    if results is None:
-        return {}
-    marks, changes = [], []
-    for event in results.events():
-        if event.name() == "[memory]":
-            changes.append((event.start_ns(), event.nbytes()))
-        elif event.name().startswith(mark):
-            marks.append((event.start_ns(), event.start_ns() + event.duration_ns(), event.name()))
-    changes.sort()
+    marks = [
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
+        for event in _events(profile)
+        if event.name().startswith(mark)
+    ]
+    changes = _changes(profile)
     found, at = {}, 0
     for begin, end, name in sorted(marks):
         while at < len(changes) and changes[at][0] < begin:

@@ -30,8 +30,7 @@ def free_memory(model: nn.Module, run: Run) -> list[int]:
     Returns:
         Bytes by rank; 0 on all where one does not know.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    held = sum(t.numel() * t.element_size() for t in tensors)
+    tensors, held = [*model.parameters(), *model.buffers()], _bytes_of(model)
     device = tensors[0].device if tensors else torch.device("cpu")
     if device.type == "cuda":
         sharing = -(-int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // torch.cuda.device_count())
@@ -41,6 +40,19 @@ def free_memory(model: nn.Module, run: Run) -> list[int]:
     room = host_room()
     free = run.gathered((free_memory_of_rank(held) if room is None else room.bytes) or 0)
     return free if all(free) else [0] * len(free)
+
+
+def spare_memory(model: nn.Module, run: Run) -> int:
+    """Bytes that every rank may take besides the whole model, which it has. All ranks call it together.
+
+    Returns:
+        0 where one does not know.
+    """
+    return max(min(free_memory(model, run)) - _bytes_of(model), 0)
+
+
+def _bytes_of(model: nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
 
 
 def devices_of(run: Run, memories: Sequence[int], device: torch.device) -> tuple[Device, ...]:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from carme_runtime.graph.files import from_json, to_json
 from carme_runtime.pipeline import Plan
 from carme_runtime.pipeline.messages import links_of
 from carme_runtime.torch import backend
-from carme_runtime.torch.measuring import keep_busy, measured
+from carme_runtime.torch.measuring import UNKNOWN, keep_busy, measured
 from carme_runtime.torch.parallel import join_run
 from carme_runtime.torch.settings import layer_settings, optimizer_settings
 from carme_runtime.torch.traced import SelfTraced, Traced
@@ -70,30 +70,34 @@ class Run:
         example: tuple[torch.Tensor, ...],
         requested: Graph | None,
         samples: tuple[int, ...],
+        spare: Callable[[], int],
     ) -> Graph:
         """Rank 0's graph, measured with these numbers of samples, on all ranks.
 
-        Raises Mismatch where a rank has another model.
+        Args:
+            traced: The model.
+            example: What it is called with.
+            requested: The graph, where it was measured before.
+            samples: Of the example.
+            spare: Called by all ranks together: the bytes that each of them may take to run the model.
+
+        Raises:
+            Mismatch: A rank has another model.
         """
         found = self.links(example[0].device)
-        text = b""
-        failure: BaseException | None = None
+        text, failure, busy = b"", None, []
+
+        def decide(needed: int) -> None:
+            busy.append(False)  # also where this fails: it is decided once
+            busy[0] = self.minimum(needed) <= spare()
+
         if self.rank == 0:
-            try:
-                graph = requested or measured(traced, example, samples)
-                text = to_json(dataclasses.replace(graph, links=found)).encode()
-            except CarmeRuntimeError as error:
-                failure = error  # after the others have heard of it
-            except Exception as error:
-                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                failure = InvalidCall(
-                    f"The model fails with the example: {first}",
-                    "Give an example that the model can be called with.",
-                )
-                failure.__cause__ = error
-            except BaseException as error:
-                failure = error
-        self._end_measuring(traced, example, min(samples))
+            text, failure = _as_text(
+                lambda: requested or measured(traced, example, samples, before_times=decide), found
+            )
+        if not busy:
+            decide(UNKNOWN)
+        self._end_measuring(traced, example, min(samples), busy[0])
         text = self.broadcast(text)
         if failure is not None:
             raise failure
@@ -112,16 +116,19 @@ class Run:
             )
         return graph
 
-    def _end_measuring(self, traced: Traced, example: tuple[torch.Tensor, ...], samples: int) -> None:
-        """Compute as in training until rank 0, which calls this in the end, has measured.
+    def _end_measuring(
+        self, traced: Traced, example: tuple[torch.Tensor, ...], samples: int, busy: bool
+    ) -> None:
+        """Wait until rank 0, which calls this in the end, has measured; `busy`: compute as in training.
 
-        So it has the part of its node's memory, caches and clock that it has in training, not all of it.
+        So it has the part of its node's memory, caches and clock that it has in training, not all of it. It
+        measures alone where the memory does not do for all.
         """
         if not self.world_group:
             return
         over = self.world_group.barrier(timeout=self.timeout, asynchronous=True)
         assert over
-        if self.rank and example[0].device.type == "cpu":
+        if busy and self.rank and example[0].device.type == "cpu":
             with contextlib.suppress(Exception):  # rank 0 reports what is wrong with the model
                 keep_busy(traced, example, samples, over.done)
         over.wait()
@@ -185,6 +192,24 @@ class Run:
         if self.world_group:
             self.world_group.allreduce(numbers, "min", timeout=self.timeout)
         return int(numbers[0])
+
+
+def _as_text(graph: Callable[[], Graph], links: Links) -> tuple[bytes, BaseException | None]:
+    """A graph with links between devices as text, or what is to be raised after others have heard of it."""
+    try:
+        return to_json(dataclasses.replace(graph(), links=links)).encode(), None
+    except CarmeRuntimeError as error:
+        return b"", error
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        failure = InvalidCall(
+            f"The model fails with the example: {first}",
+            "Give an example that the model can be called with.",
+        )
+        failure.__cause__ = error
+        return b"", failure
+    except BaseException as error:
+        return b"", error
 
 
 def _copying_us(size: int, device: torch.device) -> float:

@@ -31,6 +31,7 @@ from carme_runtime.torch.pipeline_memory import (
     disk_of,
     free_memory,
     save_memory,
+    spare_memory,
     state_factor,
 )
 from carme_runtime.torch.pipeline_run import Run
@@ -162,7 +163,8 @@ def _planned(
     traced = capture(model, inputs, requested.whole_layers, requested.variable_shapes)
     samples, micro_batches = len(inputs[0]), requested.request.micro_batches
     smallest = -(-samples // micro_batches) if micro_batches and micro_batches > 1 else max(samples // 8, 1)
-    traced.graph = run.agreed(traced, inputs, requested.graph, (smallest, samples))
+    sizes = (smallest, samples)
+    traced.graph = run.agreed(traced, inputs, requested.graph, sizes, lambda: spare_memory(model, run))
     run.check_settings(traced, optimizer)
     memories = [limit] * run.size if limit else free_memory(model, run)
     request = dataclasses.replace(
