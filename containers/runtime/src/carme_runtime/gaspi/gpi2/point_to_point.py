@@ -90,7 +90,7 @@ class PointToPoint:
         return request
 
     def sender(self, tag: int, timeout: int) -> int:
-        """Return a member whose message has arrived without a receive; -1 if there is none within `timeout` ms."""
+        """Return a member whose message has arrived without a receive; -1 after `timeout` ms."""
         end = time.monotonic() + timeout / 1000
         pinged_at = time.monotonic()
         while True:
@@ -126,7 +126,7 @@ class PointToPoint:
             self._mail.wait_for(rank, key, deadline, request.has_arrived, self._check)
 
     def _distribute(self, member: int, tag: int) -> None:
-        """Give requests what has come, in their order. PointToPoint that nobody has any more get nothing."""
+        """Assign arrived messages to receives, in order. Skip receives that no caller holds."""
         has_arrived = False
         with self._lock:
             requests = self._expected.get((member, tag), ())
@@ -172,7 +172,7 @@ class SendRequest:
 class ReceiveRequest:
     """A pending receive.
 
-    The thread that waits or polls writes the buffer, so nothing is written for a receive that no caller holds.
+    The thread that waits or polls writes the buffer. A receive that no caller holds writes nothing.
     """
 
     def __init__(
