@@ -145,11 +145,11 @@ static double seconds(void)
 static int report(const struct counts *counts, double took)
 {
     char time[64];
-    long whole = (long)took, minutes = whole / 60;
+    long seconds_taken = (long)took, minutes = seconds_taken / 60;
     if (took < 60)
         snprintf(time, sizeof time, "%.1f s", took);
     else if (minutes < 60)
-        snprintf(time, sizeof time, "%ld min %ld s", minutes, whole % 60);
+        snprintf(time, sizeof time, "%ld min %ld s", minutes, seconds_taken % 60);
     else
         snprintf(time, sizeof time, "%ld h %ld min", minutes / 60, minutes % 60);
     signal(SIGPIPE, SIG_IGN);

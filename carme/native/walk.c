@@ -234,12 +234,12 @@ static int scan_folder(const struct walk *walk, struct scan *scan, const char *p
 }
 
 /* Write an item if there is space for it. */
-static int write_item(struct walk *walk, char letter, const char *path, const char *records, size_t length)
+static int write_item(struct walk *walk, char kind, const char *path, const char *records, size_t length)
 {
     size_t size = strlen(path) + 1;
     if (size + length + 2 > (size_t)(walk->items_end - walk->next_item))
         return 0;
-    *walk->next_item++ = letter;
+    *walk->next_item++ = kind;
     memcpy(walk->next_item, path, size);
     walk->next_item += size;
     memcpy(walk->next_item, records, length);
@@ -386,7 +386,7 @@ struct walk *carme_walk(const struct copy_options *options, int source, int targ
 
 /* Continue for `time_limit` milliseconds with `threads` threads, or until the buffer is full. While
    threads block, up to `max_threads` run. `threads` 0: examine no more folders, but write the waiting ones
-   as F. Returns the size of the items in bytes. `left` of the counts tells whether and why folders wait,
+   as F. Returns the size of the items in bytes. `left` of the counts reports whether and why folders wait,
    `names` the number of examined folders. */
 int64_t carme_walk_on(struct walk *walk, int threads, int max_threads, int64_t time_limit, char *items,
                       int64_t capacity, struct counts *counts)

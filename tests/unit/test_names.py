@@ -177,3 +177,29 @@ def test_in_the_runtime_no_pronoun_stands_for_a_thing(
         "a.py:10: 'other'", "a.py:1: 'given'", "a.py:1: 'what'", "a.py:2: 'mine'", "a.py:3: 'other'",
         "a.py:4: '_there'",
     ]  # fmt: skip
+
+
+def test_in_c_neither_our_own_words_nor_long_lines_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members count as well; parts of other words, comments and texts do not."""
+    source = (
+        '// crowded\nint crowded_;\nenum class Trouble { a };\nputs("nap");\nint napkin = x->most_rows;\n'
+    )
+    (tmp_path / "a.cpp").write_text(f"{source}//{'-' * 109}\n//{'-' * 108}\n")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(check_names, "ROOT", tmp_path)
+    found = [place.rpartition(". Write")[0] for place in check_names.found_in_c()]
+    assert found == [
+        "a.cpp:2: 'crowded_'", "a.cpp:3: 'Trouble'", "a.cpp:5: 'most_rows'", "a.cpp:6: 111 characters",
+    ]  # fmt: skip
+
+
+def test_sentences_of_c_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.c").write_text("/* It was told. */\n")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(check_names, "ROOT", tmp_path)
+    (found,) = check_names.found_in_prose()
+    assert found.startswith("a.c:1: 'told'")

@@ -180,7 +180,7 @@ void Group::send_piece(Batch& sends, size_t index, int peer, uint32_t tag, uint3
 
 void Group::expect_piece(Batch& receives, size_t index, int peer, uint32_t tag, uint32_t check, char* into,
                          uint64_t size) {
-    receives[index].at_most = true;
+    receives[index].allow_shorter = true;
     context_->links().receive_message(peer, key_, sequence_, tag, check, into, size, &receives[index]);
 }
 

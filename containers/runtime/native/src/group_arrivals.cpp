@@ -102,8 +102,8 @@ void Group::finish(Batch& batch, size_t index) {
     }
     switch (request.state.load()) {
         case State::done:
-            if (!request.at_most || request.result == request.size) return;
-            request.at_most = false;
+            if (!request.allow_shorter || request.result == request.size) return;
+            request.allow_shorter = false;
             if (!with_zeros(request.into, request.result, request.size)) fail_call_mismatch(request.peer);
             return;
         case State::pending: return;

@@ -7,7 +7,7 @@ namespace carme {
 namespace {
 
 bool fits(const Request& request, uint64_t size) {
-    return size == request.size || (request.at_most && size < request.size);
+    return size == request.size || (request.allow_shorter && size < request.size);
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ struct Request {
     char* into = nullptr;
     uint64_t size = 0;
     uint32_t check = 0;
-    bool at_most = false;  // accepts a shorter message
+    bool allow_shorter = false;  // accepts a shorter message
     uint64_t result = 0;  // of an atomic; bytes of a received message
     std::optional<Notification> notification = {};  // set in an own segment on completion
 };
@@ -139,8 +139,8 @@ public:
     // effect; its `request->result` is the peer's now_ns().
     virtual void send_request(int peer, Frame frame, Request* request) = 0;
     // A message of a collective. It matches the receive of the same key, sequence and tag, whichever comes
-    // first. Both must agree on the size, unless `at_most` is set, and on `check`; else the receive ends as a
-    // mismatch.
+    // first. Both must agree on the size, unless `allow_shorter` is set, and on `check`; else the receive
+    // ends as a mismatch.
     virtual void send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check,
                               const void* data, uint64_t size, Request* request) = 0;
     virtual void receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check,

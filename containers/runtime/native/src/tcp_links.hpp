@@ -171,7 +171,7 @@ private:
     void heartbeat(Link& link);
     void detect_silent_peers();
     void update_silence(Peer& peer, int64_t passed_ns);
-    void note_activity(Peer& peer);
+    void record_activity(Peer& peer);
     bool has_paused_stream(int peer) const;
     void end(Link& link);
     void forget_out(Link& link);

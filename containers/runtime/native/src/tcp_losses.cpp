@@ -77,7 +77,7 @@ void TcpLinks::forget_out(Link& link) {
 }
 
 // Received data count from now on, however long no thread polled.
-void TcpLinks::note_activity(Peer& peer) {
+void TcpLinks::record_activity(Peer& peer) {
     peer.active_since_heartbeat = peer.active_since_check = true;
     if (!ended_) return;
     for (Link* link : peer.streams)

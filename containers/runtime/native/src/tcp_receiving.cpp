@@ -73,7 +73,7 @@ void TcpLinks::take(Link& link) {
         if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
         if (received == 0 || (received < 0 && errno == ECONNRESET)) return end(link);
         if (received < 0) return drop(link, errno);
-        note_activity(peers_[size_t(link.peer)]);
+        record_activity(peers_[size_t(link.peer)]);
         const size_t direct = std::min(size_t(received), payload);
         if (direct) advance(link, direct);
         link.tail += size_t(received) - direct;
