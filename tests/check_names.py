@@ -11,8 +11,7 @@ ruff refuses these.
 
 Words of WHOLE are refused where they are the whole name of a function or class of the product. In each folder
 of CLEARED, its words are refused as the whole name of anything, also in C++: a variable, parameter or
-attribute too, and what `import`, `except` or `case` gives a name, but for those that STILL names of an inner
-folder or a file.
+attribute too, and what `import`, `except` or `case` gives a name.
 
 Words and phrases of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python,
 in pages of documentation, and in templates, scripts and configuration. There a program reports, prints,
@@ -151,12 +150,6 @@ CLEARED: dict[str, Collection[str]] = {
     **dict.fromkeys(("ansible", "carme", "monitoring", "spawner", "tests", "webui"), VARIABLES.keys()),
     "containers": VARIABLES.keys(),
     "containers/runtime": VAGUE.keys(),
-}
-#: Words of a cleared folder that a folder in it, or a file, still has.
-STILL: dict[str, Collection[str]] = {
-    **dict.fromkeys(("tests/cluster", "tests/demo_site.py", "tests/frameworks"), ("other",)),
-    "tests/benchmarks": ("mine", "other", "others", "ours", "theirs"),
-    "tests/native": ("heard", "look", "mine", "other", "others", "ours", "theirs", "way", "whose"),
 }
 
 #: Earlier names that still work and warn, parameters that programs may name, and what is in databases,
@@ -343,7 +336,7 @@ def found_variables() -> list[str]:
         for file in _listed(f"{folder}/*.py", *(f"{folder}/*{suffix}" for suffix in C_SUFFIXES))
         for name, line in variables(file, (ROOT / file).read_text())
         if name.strip("_").lower() in words and "/migrations/" not in file
-        if not file.endswith(EARLIER.get(name, ())) and name.strip("_").lower() not in _still_in(file)
+        if not file.endswith(EARLIER.get(name, ()))
     ]
 
 
@@ -361,11 +354,6 @@ def found_in_c() -> list[str]:
             if len(text) > LONGEST
         ]
     return found
-
-
-def _still_in(file: str) -> set[str]:
-    """The words of STILL for a file."""
-    return {word for place, words in STILL.items() if f"{file}/".startswith(f"{place}/") for word in words}
 
 
 def words_of(name: str) -> set[str]:

@@ -36,8 +36,8 @@ from carme_runtime.compare import Result, load
 from carme_runtime.compare.figures import ratio
 from carme_runtime.compare.results import MEASURED, Turn
 
-OURS, SLOWED, PERCENT = "parallelize", "torch-gloo", 10.0
-NEIGHBOURED, ROUNDS = (SLOWED, OURS), ("--rounds", "15")  # with the neighbour: more than a hundred turns
+CARME, SLOWED, PERCENT = "parallelize", "torch-gloo", 10.0
+NEIGHBOURED, ROUNDS = (SLOWED, CARME), ("--rounds", "15")  # with the neighbour: more than a hundred turns
 MORE = ("--minutes", "3")  # of rounds of the rows that are uncertain, also with --quick
 STEADY = "horovod-face"  # what the slowed one is compared with, before and after
 SPELL_SECONDS, BREAK_SECONDS = (1.0, 2.0), (2.0, 5.0)  # of the neighbour, drawn between these
@@ -170,10 +170,10 @@ def apart(before: Result, beside: Result, after: Result) -> list[dict[str, Any]]
             if each.network != network or each.status != MEASURED:
                 continue
             quiet = [
-                other.step.median
+                peer.step.median
                 for result in (before, after)
-                for other in result.of(network, each.ranks)
-                if other.contestant == each.contestant
+                for peer in result.of(network, each.ranks)
+                if peer.contestant == each.contestant
             ]
             if len(quiet) == 2:
                 changes.append(100 * abs(each.step.median / statistics.mean(quiet) - 1))
@@ -197,7 +197,7 @@ def steps(result: Result) -> list[dict[str, Any]]:
     for network in result.networks():
         for ranks in result.ranks():
             times = {entry.contestant: entry.step.median for entry in result.of(network, ranks)}
-            rows.append(row(f"step_ms_{network}_{ranks}", "ms", times.pop(OURS, None), peers=times))
+            rows.append(row(f"step_ms_{network}_{ranks}", "ms", times.pop(CARME, None), peers=times))
     return rows
 
 

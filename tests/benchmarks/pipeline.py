@@ -164,7 +164,7 @@ def work(file: Path, quick: bool) -> None:
         "torch_pipelining": torch_pipelining(copy.deepcopy(model), inputs, targets),
     }
     for schedule in SCHEDULES:
-        contestants[schedule] = ours(copy.deepcopy(model), schedule, inputs, targets, predicted)
+        contestants[schedule] = carme(copy.deepcopy(model), schedule, inputs, targets, predicted)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     order = list(contestants)
     for turn in range(turns + 2):
@@ -198,7 +198,7 @@ def planned(model: Any, schedule: str, inputs: Any) -> tuple[Any, Any]:
     )
 
 
-def ours(
+def carme(
     model: Any, schedule: str, inputs: Any, targets: Any, predicted: dict[str, Any]
 ) -> Callable[[], Any]:
     from torch.nn import functional

@@ -40,7 +40,7 @@ def machine() -> dict[str, Any]:
 def row(
     name: str,
     unit: str,
-    ours: float | None,
+    measured: float | None,
     *,
     peers: Mapping[str, float | None] | None = None,
     floor: float | None = None,
@@ -67,7 +67,7 @@ def row(
     return {
         "name": name,
         "unit": unit,
-        "ours": short(ours),
+        "ours": short(measured),
         "peers": {peer: short(value) for peer, value in (peers or {}).items()},
         "floor": short(floor),
         "aim": aim,

@@ -77,8 +77,8 @@ def with_jax():
 
     jax.distributed.initialize()
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    mine = np.split(np.array(SAMPLES, np.float32), jax.process_count())[jax.process_index()]
-    batch = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), mine)
+    own = np.split(np.array(SAMPLES, np.float32), jax.process_count())[jax.process_index()]
+    batch = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), own)
     gradient = jax.jit(jax.grad(lambda weight, x: jnp.mean((weight * x - 3 * x) ** 2)))(0.0, batch)
     show(jax.process_count(), -RATE * gradient)
 
@@ -124,9 +124,9 @@ def with_mxnet():
 
     store = mx.kv.create(sys.argv[2] if len(sys.argv) > 2 else "dist_sync")
     share = len(SAMPLES) // store.num_workers
-    mine = SAMPLES[store.rank * share :][:share]
+    own = SAMPLES[store.rank * share :][:share]
     store.init("gradient", mx.nd.zeros(1))
-    store.push("gradient", mx.nd.array([gradient(0.0, mine)]))
+    store.push("gradient", mx.nd.array([gradient(0.0, own)]))
     summed = mx.nd.zeros(1)
     store.pull("gradient", out=summed)
     show(store.num_workers, -RATE * summed.asscalar() / store.num_workers)

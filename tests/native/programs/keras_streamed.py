@@ -41,8 +41,8 @@ y = numbers.normal(size=(24, WIDTH)).astype("float32")
 
 def layers() -> list[Any]:
     normal, drop = keras.layers.BatchNormalization(), keras.layers.Dropout(0.25)
-    first, *others = (keras.layers.Dense(WIDTH, activation="tanh") for _ in range(4))
-    return [first, normal, drop, *others]
+    first, *rest = (keras.layers.Dense(WIDTH, activation="tanh") for _ in range(4))
+    return [first, normal, drop, *rest]
 
 
 class Own(keras.Model):
@@ -87,18 +87,18 @@ class Rate(keras.callbacks.Callback):
 
 def equal() -> None:
     for kind in ("functional", "own"):
-        heard: list[str] = []
+        messages: list[str] = []
         handler = logging.Handler()
-        handler.emit = lambda record, heard=heard: heard.append(record.getMessage())  # pyright: ignore
+        handler.emit = lambda record, messages=messages: messages.append(record.getMessage())  # pyright: ignore
         logging.getLogger("carme_runtime").addHandler(handler)
         expected = trained(5, "", kind)
         found = trained(5, "streamed", kind)
         logging.getLogger("carme_runtime").removeHandler(handler)
         assert found[0] == expected[0], (kind, found[0], expected[0])
-        for ours, theirs in zip(found[1], expected[1], strict=True):
-            assert np.array_equal(ours, theirs), kind
-        waits = any("waits for all weights" in text for text in heard)
-        assert waits == (on_tensorflow and kind == "own"), heard
+        for tested, reference in zip(found[1], expected[1], strict=True):
+            assert np.array_equal(tested, reference), kind
+        waits = any("waits for all weights" in text for text in messages)
+        assert waits == (on_tensorflow and kind == "own"), messages
     keras.utils.set_random_seed(5)
     own = keras.Sequential([keras.Input((WIDTH,)), *layers()])
     callback = Rate()
@@ -106,8 +106,8 @@ def equal() -> None:
     model.fit(x, y, batch_size=8, callbacks=[callback], verbose=0)
     if ck.is_master_rank():
         return
-    for ours, theirs in zip(callback.weights, own.get_weights(), strict=True):
-        assert np.array_equal(ours, theirs)
+    for tested, reference in zip(callback.weights, own.get_weights(), strict=True):
+        assert np.array_equal(tested, reference)
 
 
 class Later:
@@ -173,9 +173,9 @@ def overlap() -> None:
         return value + tensorflow.stop_gradient(noted - value)
 
     keras.utils.set_random_seed(5 + 100 * ck.get_rank())
-    first, *others = layers()
-    look = keras.layers.Lambda(seen, output_shape=(WIDTH,))
-    model = keras.Sequential([keras.Input((WIDTH,)), first, look, *others])
+    first, *rest = layers()
+    probe = keras.layers.Lambda(seen, output_shape=(WIDTH,))
+    model = keras.Sequential([keras.Input((WIDTH,)), first, probe, *rest])
     model(x[:1])
     model = ck.Model(model, start="streamed")
     model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
@@ -189,8 +189,8 @@ def overlap() -> None:
     assert in_time[0], "the first layer waits for the last one"
     assert count[0] == 4, "the kernels of four layers travel one after the other"
     weights = model.get_weights()
-    for ours, theirs in zip(weights, world().exchange(weights)[0], strict=True):
-        assert np.array_equal(ours, theirs)
+    for tested, reference in zip(weights, world().exchange(weights)[0], strict=True):
+        assert np.array_equal(tested, reference)
 
 
 def once() -> None:
@@ -247,8 +247,8 @@ def resume() -> None:
         found.append((history.history["loss"], model.get_weights()))
     for losses, weights in found[1:]:
         assert losses == found[0][0], (losses, found[0][0])
-        for ours, theirs in zip(weights, found[0][1], strict=True):
-            assert np.array_equal(ours, theirs)
+        for tested, reference in zip(weights, found[0][1], strict=True):
+            assert np.array_equal(tested, reference)
 
 
 def mistakes() -> None:

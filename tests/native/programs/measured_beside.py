@@ -46,11 +46,11 @@ before = {name: value.clone() for name, value in model.state_dict().items()}
 inputs, targets = torch.ones(SAMPLES, 4), torch.zeros(SAMPLES, dtype=torch.long)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 random = torch.get_rng_state()
-ours, optimizer = pipeline(model, optimizer, example=inputs, stages=ranks, micro_batches=MICRO_BATCHES)
+tested, optimizer = pipeline(model, optimizer, example=inputs, stages=ranks, micro_batches=MICRO_BATCHES)
 assert torch.equal(random, torch.get_rng_state())
-for name, parameter in ours.named_parameters():
+for name, parameter in tested.named_parameters():
     assert torch.equal(parameter, before[name]) and parameter.grad is None, name
-ours.step(inputs, targets, loss=functional.cross_entropy)
+tested.step(inputs, targets, loss=functional.cross_entropy)
 print("trained", flush=True)
-ours.close()
+tested.close()
 dist.destroy_process_group()

@@ -56,9 +56,9 @@ def train(steps: int = 1_000_000) -> None:
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters())
     if KIND == "a step before":
-        other = nn.Linear(2, 2)
-        before = torch.optim.SGD(other.parameters())
-        other(torch.ones(4, 2)).sum().backward()
+        peer = nn.Linear(2, 2)
+        before = torch.optim.SGD(peer.parameters())
+        peer(torch.ones(4, 2)).sum().backward()
         before.step()
     for number, (values, labels) in zip(range(steps), batches(32), strict=False):
         if KIND == "uneven":

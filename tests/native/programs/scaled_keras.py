@@ -55,10 +55,10 @@ def load_for_long() -> None:
     """For longer than the probe waits for the end of a loop of the script's own."""
     from carme_runtime.scaling.own_loops import OwnLoop
 
-    has_waited, look = threading.Event(), OwnLoop.goes_on
+    has_waited, probe = threading.Event(), OwnLoop.goes_on
 
     def noted(loop: OwnLoop, seconds: float) -> bool:
-        found = look(loop, seconds)
+        found = probe(loop, seconds)
         if seconds > float(sys.argv[2]):
             has_waited.set()
         return found
