@@ -112,7 +112,7 @@ def table(rounds: list[dict[str, float]]) -> list[dict[str, Any]]:
     off = statistics.median(offs)
     aim = f"at most 10 %: {offs[0]:.1f} to {offs[-1]:.1f}"
     # What is predicted too short or too long: what a stage computes, or the step that is made of it.
-    signed = {
+    signed: dict[str, Any] = {
         name: [100 * (each[predicted] / each[measured] - 1) for each in rounds]
         for name, predicted, measured in (
             ("step_of_rounds", "predicted_1f1b", "1f1b"),

@@ -6,6 +6,7 @@ argument is MXNet's key-value store.
 """
 
 import sys
+from typing import Any
 
 SAMPLES, RATE = [1.0, 2.0, 3.0, 4.0], 0.01
 
@@ -45,7 +46,7 @@ def with_tensorflow():
 
 
 def with_horovod():
-    import horovod.torch as hvd
+    import horovod.torch as hvd  # pyright: ignore[reportMissingImports] - in an image of its own
     import torch
 
     hvd.init()
@@ -91,14 +92,14 @@ def with_dask():
     from distributed import Client
 
     with Client() as client:
-        assert client.scheduler.address.startswith("tls://")
+        assert client.scheduler and client.scheduler.address.startswith("tls://")
         workers = sorted(client.scheduler_info()["workers"])
         share = len(SAMPLES) // len(workers)
         answers = [
             client.submit(gradient, 0.0, SAMPLES[number * share :][:share], workers=[worker], pure=False)
             for number, worker in enumerate(workers)
         ]
-        found = client.gather(answers)
+        found: Any = client.gather(answers)
         show(len(workers), -RATE * sum(found) / len(workers))
 
 
@@ -120,7 +121,7 @@ def with_ray():
 
 
 def with_mxnet():
-    import mxnet as mx
+    import mxnet as mx  # pyright: ignore[reportMissingImports] - in an image of its own
 
     store = mx.kv.create(sys.argv[2] if len(sys.argv) > 2 else "dist_sync")
     share = len(SAMPLES) // store.num_workers
@@ -133,7 +134,7 @@ def with_mxnet():
 
 
 def with_deepspeed():
-    import deepspeed
+    import deepspeed  # pyright: ignore[reportMissingImports] - in an image of its own
     import torch
 
     model = torch.nn.Linear(1, 1, bias=False)
@@ -158,7 +159,7 @@ def with_accelerate():
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    samples = torch.tensor(SAMPLES)[:, None]
+    samples: Any = torch.tensor(SAMPLES)[:, None]  # which has the methods of a Dataset
     batches = torch.utils.data.DataLoader(samples, batch_size=len(SAMPLES) // accelerator.num_processes)
     model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
     for x in batches:
@@ -186,7 +187,7 @@ def with_lightning():
     trainer = lightning.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
-    samples = torch.tensor(SAMPLES)[:, None]
+    samples: Any = torch.tensor(SAMPLES)[:, None]  # which has the methods of a Dataset
     batches = torch.utils.data.DataLoader(samples, batch_size=len(SAMPLES) // trainer.world_size)
     model = Model()
     trainer.fit(model, batches)

@@ -174,7 +174,8 @@ def without_gradients():
         inputs = keras.ops.convert_to_tensor(x[begin + rank : begin + 8 : size])
         loss: Any = keras.ops.mean(layers[0](inputs) ** 2)
         if rank == 0:
-            loss = loss + size * keras.ops.mean(layers[1](x[:4]) ** 2)
+            extra: Any = keras.ops.mean(layers[1](x[:4]) ** 2)
+            loss = loss + size * extra
         found = torch.autograd.grad(loss, [v.value for v in model.trainable_weights], allow_unused=True)
         with torch.no_grad():
             decaying.apply(list(found), model.trainable_weights)

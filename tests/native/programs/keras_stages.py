@@ -6,6 +6,7 @@ keras_stages.py MODEL STRATEGY [NAME=VALUE ...]
 # pyright: reportMissingImports=false
 
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -91,7 +92,7 @@ def make():
     return model, x, numbers.integers(0, 3, SAMPLES)
 
 
-def options():
+def options() -> dict[str, Any]:
     found = dict(word.split("=") for word in sys.argv[3:])
     return {name: int(text) if text.isdigit() else text for name, text in found.items()}
 

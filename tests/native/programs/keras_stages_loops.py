@@ -129,14 +129,14 @@ def compare_loops(strategy: Any = PIPELINING) -> None:
     tnt.Optimizer(optimizers[0])
     for begin in [*range(0, SAMPLES, BATCH)] * 2:
         part = slice(begin, begin + BATCH)
-        losses = [
+        first, second = (
             ops.convert_to_numpy(trained(model, optimizer, x[part], [each[part] for each in y]))
             for model, optimizer in zip((own_result, alone), optimizers, strict=True)
-        ]
-        alike(*losses, f"the loss of the batch from {begin} on")
+        )
+        alike(first, second, f"the loss of the batch from {begin} on")
     same(own_result, alone, "a loop")
-    tested = [ops.convert_to_numpy(ops.stop_gradient(model(x)[0])) for model in (own_result, alone)]
-    alike(*tested, "evaluation")
+    first, second = (ops.convert_to_numpy(ops.stop_gradient(model(x)[0])) for model in (own_result, alone))
+    alike(first, second, "evaluation")
     slots = sum(ops.convert_to_numpy(v.value).size for v in optimizers[0].variables)
     assert slots < sum(ops.convert_to_numpy(v.value).size for v in optimizers[1].variables)
 

@@ -6,6 +6,7 @@ keras_stages_masks.py GROUP: of the cases below.
 # pyright: reportMissingImports=false
 
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -144,7 +145,8 @@ class Penalized(layers.Dense):
 
     def call(self, inputs, training=None):
         outputs = super().call(inputs)
-        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(outputs)))
+        penalty: Any = keras.ops.mean(keras.ops.square(outputs))
+        self.add_loss(0.1 * penalty)
         return outputs
 
 
@@ -177,7 +179,8 @@ class Reset(keras.callbacks.Callback):
     """States begin anew with each epoch but the last one."""
 
     def on_epoch_begin(self, epoch, logs=None):
-        for layer in self.model.layers if epoch < 2 else ():
+        model: Any = self.model
+        for layer in model.layers if epoch < 2 else ():
             if getattr(layer, "stateful", False):
                 layer.reset_state()
 
@@ -237,16 +240,15 @@ def states():
     compiled(tested, stateful)
     compiled(reference, stateful)
     for batch in (slice(0, BATCH), slice(BATCH, 2 * BATCH)):
-        both = [each.train_on_batch(x[batch], y[batch]) for each in (tested, reference)]
-        alike(*both, "a batch")
+        first, second = (each.train_on_batch(x[batch], y[batch]) for each in (tested, reference))
+        alike(first, second, "a batch")
     with pytest.raises(InvalidCall, match=f"keeps the states of {BATCH} samples, and the batch has 9"):
         tested.train_on_batch(x[:9], y[:9])
     # Nor does the batch that is refused change any.
     compiled(tested, stateful)
     compiled(reference, stateful)
-    alike(
-        *(each.train_on_batch(x[:BATCH], y[:BATCH]) for each in (tested, reference)), "after a refused batch"
-    )
+    first, second = (each.train_on_batch(x[:BATCH], y[:BATCH]) for each in (tested, reference))
+    alike(first, second, "after a refused batch")
     compare(stateful, micro_batches=1)
     compare(stateful_words, micro_batches=3)
 

@@ -82,7 +82,8 @@ class Rate(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if batch == 0:
-            self.weights = [np.array(value) for value in self.model.get_weights()]
+            model: Any = self.model
+            self.weights = [np.array(value) for value in model.get_weights()]
 
 
 def equal() -> None:
@@ -150,7 +151,7 @@ def overlap() -> None:
         if not ck.is_master_rank() or count[0] < 3:
             return send(group, *arguments, **options)
         turns.append(threading.Event())
-        return Later(*turns[-2:], may_go_on, lambda: send(group, *arguments, **options))
+        return Later(turns[-2], turns[-1], may_go_on, lambda: send(group, *arguments, **options))
 
     def signal() -> None:
         """Let the master rank know, beside what the ranks do meanwhile."""
@@ -167,6 +168,8 @@ def overlap() -> None:
     def seen(value: Any) -> Any:
         if not on_tensorflow:
             return note(value)
+        import tensorflow
+
         # Not stateful: in a graph it would have its place in the order of the waits.
         noted = tensorflow.numpy_function(note, [value], value.dtype, stateful=False)
         noted.set_shape(value.shape)

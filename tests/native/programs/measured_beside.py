@@ -39,7 +39,7 @@ def noted(measurement: Any, is_over: Any) -> None:
 
 
 pipeline_run.measured = waiting
-measuring._Measurement.run_until = noted
+measuring._Measurement.run_until = noted  # pyright: ignore[reportAttributeAccessIssue] - names differ
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
 before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -1,6 +1,7 @@
 """Scripts for `carme-run --scale-probe`; the first argument names one."""
 
 import sys
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ class Named(nn.Module):
 def keras_fit() -> None:
     import keras
 
-    model = keras.Sequential([keras.layers.Dense(64, activation="relu"), keras.layers.Dense(4)])
+    model: Any = keras.Sequential([keras.layers.Dense(64, activation="relu"), keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer="adam", loss=loss)
     model.fit(torch.randn(2048, 32).numpy(), torch.randint(0, 4, (2048,)).numpy(), 32, 10_000, verbose=0)

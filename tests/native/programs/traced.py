@@ -38,6 +38,7 @@ with gaspi.init() as process:
         plan.run()
     pending = [everyone.allreduce(numbers, asynchronous=True) for _ in range(2)]
     for each in pending:
+        assert each
         each.wait()
     everyone.broadcast(numbers, 1)
     how = sys.argv[1] if len(sys.argv) > 1 else ""
