@@ -8,6 +8,7 @@ KERAS_BACKEND is torch or tensorflow.
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
+import importlib
 import logging
 import shutil
 import sys
@@ -29,10 +30,9 @@ from patience import HANG
 
 action, *folders = sys.argv[1:]
 on_tensorflow = keras.backend.backend() == "tensorflow"
+tf: Any = importlib.import_module("tensorflow") if on_tensorflow else None
 if on_tensorflow:
-    import tensorflow
-
-    tensorflow.config.threading.set_inter_op_parallelism_threads(2)  # one of them waits for weights
+    tf.config.threading.set_inter_op_parallelism_threads(2)  # one of them waits for weights
 WIDTH = 48  # whose kernels are not small variables
 numbers = np.random.default_rng(3)
 x = numbers.normal(size=(24, WIDTH)).astype("float32")
@@ -168,12 +168,10 @@ def overlap() -> None:
     def seen(value: Any) -> Any:
         if not on_tensorflow:
             return note(value)
-        import tensorflow
-
         # Not stateful: in a graph it would have its place in the order of the waits.
-        noted = tensorflow.numpy_function(note, [value], value.dtype, stateful=False)
+        noted = tf.numpy_function(note, [value], value.dtype, stateful=False)
         noted.set_shape(value.shape)
-        return value + tensorflow.stop_gradient(noted - value)
+        return value + tf.stop_gradient(noted - value)
 
     keras.utils.set_random_seed(5 + 100 * ck.get_rank())
     first, *rest = layers()
