@@ -113,9 +113,10 @@ def test_weights_of_whole_layers_are_not_copied_before_they_are_timed():
                 self.calls += 1
             return self.layer(x)
 
-    model = nn.Sequential(Layer(), nn.ReLU())
+    first = Layer()
+    model = nn.Sequential(first, nn.ReLU())
     trace(model, torch.randn(8, 8), whole_layers=["0"], seconds=0.1)
-    assert addresses == {model[0].layer.weight.data_ptr()} and not model[0].calls
+    assert addresses == {first.layer.weight.data_ptr()} and not first.calls
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

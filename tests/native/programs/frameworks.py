@@ -92,7 +92,8 @@ def with_dask():
     from distributed import Client
 
     with Client() as client:
-        assert client.scheduler and client.scheduler.address.startswith("tls://")
+        scheduler: Any = client.scheduler
+        assert scheduler.address.startswith("tls://")
         workers = sorted(client.scheduler_info()["workers"])
         share = len(SAMPLES) // len(workers)
         answers = [
