@@ -168,7 +168,7 @@ static int python(int count, char **words)
     ssize_t length = readlink("/proc/self/exe", path, PATH_MAX);
     const char **arguments = calloc((size_t)count + 4, sizeof *arguments);
     if (length < 0 || !arguments) {
-        fprintf(stderr, "carme: It cannot be found out where carme lies: %s. Is /proc mounted?\n",
+        fprintf(stderr, "carme: The path of carme cannot be read: %s. Is /proc mounted?\n",
                 strerror(errno));
         return 1;
     }

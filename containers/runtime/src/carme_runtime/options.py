@@ -31,7 +31,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "--ranks", default="1,2", metavar="NUMBERS", help="how many ranks: numbers with commas (default: 1,2)"
     )
     parser.add_argument(
-        "--rounds", type=int, metavar="N", help="measurements of each contestant (default: 10)"
+        "--rounds", type=int, metavar="N", help="rounds of measurements (default: 10)"
     )
     parser.add_argument(
         "--batch", type=int, metavar="B", help="samples per step, instead of the network's own number"
