@@ -30,9 +30,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", default="1,2", metavar="NUMBERS", help="how many ranks: numbers with commas (default: 1,2)"
     )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds of measurements (default: 10)"
-    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of measurements (default: 10)")
     parser.add_argument(
         "--batch", type=int, metavar="B", help="samples per step, instead of the network's own number"
     )
