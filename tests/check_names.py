@@ -6,10 +6,12 @@ functions, classes, arguments and variables count, where they are defined, and s
 are names themselves: keys, kinds, addresses, entries of `__all__`. In C, C++ and JavaScript all names
 outside of comments and texts count. EARLIER has what must stay.
 
+In C and C++ the words of IN_C are refused as well, and lines of more than LONGEST characters; in Python
+ruff refuses these.
+
 Words of WHOLE are refused where they are the whole name of a function or class of the product. In each folder
 of CLEARED, its words are refused as the whole name of anything, also in C++: a variable, parameter or
-attribute too, and what `import`, `except` or `case` gives a name, but for those that STILL names of an inner
-folder or a file.
+attribute too, and what `import`, `except` or `case` gives a name.
 
 Words and phrases of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python,
 in pages of documentation, and in templates, scripts and configuration. There a program reports, prints,
@@ -109,17 +111,45 @@ VAGUE = {
     "why": "reason",
 }
 _NAMELESS = {**VARIABLES, **VAGUE}
+
+#: What no name in C and C++ has as a word.
+IN_C = {
+    "absorb": "accumulate",
+    "crowded": "oversubscribed",
+    "farewell": "shutdown, drain",
+    "given": "argument, arguments",
+    "kick": "wakeup",
+    "lean": "pair, remainder",
+    "leaning": "remainder",
+    "letter": "message, point_to_point",
+    "letters": "messages, point_to_point",
+    "looker": "thread",
+    "lookers": "threads",
+    "manner": "options",
+    "most": "max",
+    "nap": "sleep, interval",
+    "note": "notification, or what it does: record_scan",
+    "notice": "notification",
+    "patience": "time_limit, timeout",
+    "patient": "busy_poll, is_foreground",
+    "postman": "sender_thread",
+    "settle": "decode, store",
+    "stranger": "unauthenticated peer",
+    "theirs": "remote, source",
+    "trade": "exchange",
+    "trouble": "failure, kind",
+    "uncopied": "zero_copy",
+    "unite": "reduce, combine",
+    "whole": "entire, complete",
+}
+#: What makes C and C++ files, and how long their lines are at most.
+C_SUFFIXES = (".c", ".h", ".cpp", ".hpp")
+LONGEST = 110
 #: Which of these words a folder has none of.
 CLEARED: dict[str, Collection[str]] = {
     **dict.fromkeys(("ansible", "carme", "monitoring", "spawner", "tests", "webui"), VARIABLES.keys()),
     "containers": VARIABLES.keys(),
     "containers/runtime": VAGUE.keys(),
-}
-#: Words of a cleared folder that a folder in it, or a file, still has.
-STILL: dict[str, Collection[str]] = {
-    **dict.fromkeys(("tests/cluster", "tests/demo_site.py", "tests/frameworks"), ("other",)),
-    "tests/benchmarks": ("mine", "other", "others", "ours", "theirs"),
-    "tests/native": ("heard", "look", "mine", "other", "others", "ours", "theirs", "way", "whose"),
 }
 
 #: Earlier names that still work and warn, parameters that programs may name, and what is in databases,
@@ -167,14 +197,14 @@ NAME = re.compile(r"[A-Za-z_]\w*(?:-\w+)*")
 
 #: Files in which names are found as words; other people's are in `vendor`.
 OTHER_SUFFIXES = (".c", ".h", ".cpp", ".hpp", ".js")
-
-#: Those that have none of a folder's words of CLEARED, either.
-CLEARED_SUFFIXES = (".cpp", ".hpp")
 #: The use of a member, which other libraries may have named: `error.what()`.
 _MEMBER = re.compile(r"(?:\.|->)[A-Za-z_]\w*")
 
 #: Files whose text as a whole counts as sentences; their names have no words of IN_PROSE either.
-TEXTS = ("*.md", "*.html", "*.js", "*.css", "*.yml", "*.j2", "*.toml", "*package.json")
+TEXTS = (
+    *("*.md", "*.html", "*.js", "*.css", "*.yml", "*.j2", "*.toml", "*package.json"),
+    *(f"*{suffix}" for suffix in C_SUFFIXES),
+)
 
 #: How many definitions still have the word. Lower a number when names are gone; never raise one.
 LEFT: dict[str, int] = {}
@@ -303,16 +333,27 @@ def found_variables() -> list[str]:
     return [
         f"{file}:{line}: {name!r}. Write: {_NAMELESS[name.strip('_').lower()]}."
         for folder, words in CLEARED.items()
-        for file in _listed(f"{folder}/*.py", *(f"{folder}/*{suffix}" for suffix in CLEARED_SUFFIXES))
+        for file in _listed(f"{folder}/*.py", *(f"{folder}/*{suffix}" for suffix in C_SUFFIXES))
         for name, line in variables(file, (ROOT / file).read_text())
         if name.strip("_").lower() in words and "/migrations/" not in file
-        if not file.endswith(EARLIER.get(name, ())) and name.strip("_").lower() not in _still_in(file)
+        if not file.endswith(EARLIER.get(name, ()))
     ]
 
 
-def _still_in(file: str) -> set[str]:
-    """The words of STILL for a file."""
-    return {word for place, words in STILL.items() if f"{file}/".startswith(f"{place}/") for word in words}
+def found_in_c() -> list[str]:
+    """Names of C and C++ with a word of IN_C, and lines that are too long, likewise."""
+    found = []
+    for file in _listed(*(f"*{suffix}" for suffix in C_SUFFIXES)):
+        source = (ROOT / file).read_text()
+        for name, line in names_in_code(source):
+            words = {word.lower() for word in re.split(r"_|(?<=[a-z0-9])(?=[A-Z])", name)}
+            found += [f"{file}:{line}: {name!r}. Write: {IN_C[word]}." for word in words & IN_C.keys()]
+        found += [
+            f"{file}:{line}: {len(text)} characters. Write: at most {LONGEST}."
+            for line, text in enumerate(source.splitlines(), 1)
+            if len(text) > LONGEST
+        ]
+    return found
 
 
 def words_of(name: str) -> set[str]:
@@ -366,7 +407,7 @@ def main() -> int:
             print("\n".join(f"  {place}" for place in places[word]))
         elif count < left:
             print(f"Only {count} names have the word {word!r} now: lower it in LEFT from {left}.")
-    if whole := sorted({*found_whole(), *found_variables()}):
+    if whole := sorted({*found_whole(), *found_variables(), *found_in_c()}):
         failed = True
         print("Names that say nothing:", *whole, sep="\n  ")
     if sentences_with := found_in_prose():

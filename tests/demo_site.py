@@ -38,12 +38,12 @@ SECOND_USERS = {"user3": 2013, "user4": 2014}
 class DemoSite:
     """The demo that `./demo up` left running, or the one that `name` or CARME_DEMO names.
 
-    `user` is who acts where nobody is named, `other` is a second one; what they run is what `end_all_jobs`
-    ends. Raises `RuntimeError` when there is no demo.
+    `user` acts where no user is named, `second_user` is another one. `end_all_jobs` ends what both run.
+    Raises `RuntimeError` when there is no demo.
     """
 
-    def __init__(self, user: str = "user1", other: str = "user2", name: str = "") -> None:
-        self.user, self.other = user, other
+    def __init__(self, user: str = "user1", second_user: str = "user2", name: str = "") -> None:
+        self.user, self.second_user = user, second_user
         places = Places(name or os.environ.get("CARME_DEMO", DEFAULT_NAME))
         settings = load(places)
         if settings is None:
@@ -146,9 +146,9 @@ class DemoSite:
 
     def end_all_jobs(self) -> None:
         """Cancel what runs or waits of the two users, and wait until the nodes are free of it."""
-        for user in (self.user, self.other):
+        for user in (self.user, self.second_user):
             self.run("head", "scancel", f"--user={user}")
-        left = ("squeue", "--noheader", f"--user={self.user},{self.other}")
+        left = ("squeue", "--noheader", f"--user={self.user},{self.second_user}")
         wait_until("no job is left", lambda: not self.run("head", *left).stdout.strip())
 
     @contextmanager

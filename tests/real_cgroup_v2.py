@@ -47,7 +47,7 @@ PACKAGES += ["linux-image-cloud-amd64", "initramfs-tools", "qemu-guest-agent"]
 EMULATOR = "qemu-system-x86_64"
 ADDRESS, HOST = "10.0.2.15", "10.0.2.2"  # of the machine and of the host, in the emulator's own network
 NAME = "node1"
-_PATIENCE = 600.0  # an emulated machine on a busy host
+_TIME_LIMIT = 600.0  # an emulated machine on a busy host
 
 _UNITS = "etc/systemd/system"
 _FILES = {
@@ -189,12 +189,12 @@ class Machine:
 
     def until(self, what: str, holds: Callable[[], Any]) -> Any:
         """Wait until `holds` returns a true value; return that."""
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _TIME_LIMIT
         while time.monotonic() < end:
             if found := holds():
                 return found
             time.sleep(1)
-        raise AssertionError(f"In {_PATIENCE:.0f} s it did not come true that {what}")
+        raise AssertionError(f"In {_TIME_LIMIT:.0f} s it did not come true that {what}")
 
 
 @contextlib.contextmanager
@@ -231,7 +231,7 @@ def machine(folder: Path) -> Iterator[Machine]:
     try:
         with socket.socket(socket.AF_UNIX) as to_agent:
             port = _forwarded(control, process)
-            to_agent.settimeout(_PATIENCE)
+            to_agent.settimeout(_TIME_LIMIT)
             to_agent.connect(str(agent))
             machine = Machine(to_agent, port, reader)
             machine._ask("guest-ping")

@@ -1,35 +1,38 @@
-/* A stand-in for AMD's management library (libamd_smi.so), which cannot exist on a machine without such a GPU.
+/* A simulation of AMD's management library (libamd_smi.so), for machines without such a GPU.
  *
- * It shows the GPUs that the file named by SIMULATED_AMDSMI describes, one a line, and reads that file at every call:
+ * It reports the GPUs in the file $SIMULATED_AMDSMI, one per line, and reads that file at every call:
  *
  *   gpu uuid=amd-0 render=128 kfd=1000 util=50 used=1024 total=4096 power=300 energy=5000 temp=60
  *
- * Sizes in MiB, power in W, energy in J, shares in per cent. `lost=1`: it does not answer any more. `old=1`: it reports a
- * mean of its power and has no counter of energy. `hang=500`: milliseconds that each question takes. A line `fail=34`
- * makes initialisation fail with that error, a line `version=24` is the library's. Two GPUs share a socket, which has a
- * processor besides. Layouts: AMD SMI C API reference, version 26.
+ * Sizes in MiB, power in W, energy in J, utilization in per cent. `lost=1`: the GPU does not answer.
+ * `old=1`: it reports mean power and has no energy counter. `hang=500`: milliseconds that each call takes. A
+ * line `fail=34` makes initialisation fail with that error; a line `version=24` sets the library's version.
+ * Two GPUs share a socket, which also has a processor. Layouts: AMD SMI C API reference, version 26.
  */
 #include <stdint.h>
 
 #include "simulated_gpus.h"
 
 enum { SUCCESS = 0, INVALID = 1, UNSUPPORTED = 2, NO_FILE = 14, NOT_INIT = 32 };
-enum { MOST = 16 };
+enum { MAX_GPUS = 16 };
 
-typedef struct { char uuid[64]; double render, kfd, util, used, total, power, energy, temp, lost, old, hang; } Gpu;
+typedef struct {
+  char uuid[64];
+  double render, kfd, util, used, total, power, energy, temp, lost, old, hang;
+} Gpu;
 
-static Gpu gpus[MOST];
+static Gpu gpus[MAX_GPUS];
 static int count, seen, failure, version, ready;
-static char handles[MOST], sockets[MOST], processors[MOST];
+static char handles[MAX_GPUS], sockets[MAX_GPUS], processors[MAX_GPUS];
 
-static void look(void) {
+static void read_description(void) {
   const char *name = getenv("SIMULATED_AMDSMI");
   FILE *file = name ? fopen(name, "r") : NULL;
   char line[512];
   count = 0;
   version = 26;
   failure = file ? 0 : 34;
-  while (file && fgets(line, sizeof line, file) && count < MOST) {
+  while (file && fgets(line, sizeof line, file) && count < MAX_GPUS) {
     if (!strncmp(line, "fail=", 5)) failure = atoi(line + 5);
     if (!strncmp(line, "version=", 8)) version = atoi(line + 8);
     if (strncmp(line, "gpu ", 4)) continue;
@@ -52,9 +55,9 @@ static void look(void) {
 }
 
 static int find(void *handle, Gpu **gpu) {
-  look();
+  read_description();
   if (!ready) return NOT_INIT;
-  for (int i = 0; i < MOST; i++) {
+  for (int i = 0; i < MAX_GPUS; i++) {
     if (handle != &handles[i]) continue;
     if (i >= count || gpus[i].lost > 0) return NO_FILE;
     *gpu = &gpus[i];
@@ -64,20 +67,20 @@ static int find(void *handle, Gpu **gpu) {
   return INVALID;
 }
 
-#define ASK(handle)                  \
+#define FIND(handle)                  \
   Gpu *gpu;                          \
   int found = find(handle, &gpu);    \
   if (found) return found
 
 int amdsmi_init(uint64_t flags) {
-  look();
+  read_description();
   if (flags != 2) return INVALID;
   ready = !failure;
   seen = count;
   return failure;
 }
 int amdsmi_shut_down(void) { ready = 0; return SUCCESS; }
-int amdsmi_get_lib_version(uint32_t *to) { look(); to[0] = (uint32_t)version; return SUCCESS; }
+int amdsmi_get_lib_version(uint32_t *to) { read_description(); to[0] = (uint32_t)version; return SUCCESS; }
 int amdsmi_get_socket_handles(uint32_t *number_of, void **to) {
   *number_of = (uint32_t)(seen + 1) / 2;
   for (uint32_t i = 0; to && i < *number_of; i++) to[i] = &sockets[i];
@@ -92,43 +95,60 @@ int amdsmi_get_processor_handles(void *socket, uint32_t *number_of, void **to) {
   return SUCCESS;
 }
 int amdsmi_get_processor_type(void *handle, uint32_t *to) {
-  *to = (char *)handle >= processors && (char *)handle < processors + MOST ? 2 : 1;
+  *to = (char *)handle >= processors && (char *)handle < processors + MAX_GPUS ? 2 : 1;
   return SUCCESS;
 }
 int amdsmi_get_gpu_device_uuid(void *handle, uint32_t *length, char *to) {
-  ASK(handle);
+  FIND(handle);
   if (*length < 38) return INVALID;
   snprintf(to, *length, "%s", gpu->uuid);
   return SUCCESS;
 }
-int amdsmi_get_gpu_enumeration_info(void *handle, uint32_t *to) { ASK(handle); to[0] = (uint32_t)gpu->render; return SUCCESS; }
-int amdsmi_get_gpu_kfd_info(void *handle, uint64_t *to) { ASK(handle); to[0] = (uint64_t)gpu->kfd; return SUCCESS; }
-int amdsmi_get_gpu_asic_info(void *handle, char *to) { ASK(handle); strcpy(to, "Simulated Instinct"); return SUCCESS; }
+int amdsmi_get_gpu_enumeration_info(void *handle, uint32_t *to) {
+  FIND(handle);
+  to[0] = (uint32_t)gpu->render;
+  return SUCCESS;
+}
+int amdsmi_get_gpu_kfd_info(void *handle, uint64_t *to) {
+  FIND(handle);
+  to[0] = (uint64_t)gpu->kfd;
+  return SUCCESS;
+}
+int amdsmi_get_gpu_asic_info(void *handle, char *to) {
+  FIND(handle);
+  strcpy(to, "Simulated Instinct");
+  return SUCCESS;
+}
 int amdsmi_get_gpu_memory_total(void *handle, int kind, uint64_t *to) {
-  ASK(handle);
+  FIND(handle);
   *to = (uint64_t)gpu->total << 20;
   return kind ? INVALID : SUCCESS;
 }
 int amdsmi_get_gpu_memory_usage(void *handle, int kind, uint64_t *to) {
-  ASK(handle);
+  FIND(handle);
   *to = (uint64_t)gpu->used << 20;
   return kind ? INVALID : SUCCESS;
 }
 int amdsmi_get_gpu_activity(void *handle, uint32_t *to) {
-  ASK(handle);
+  FIND(handle);
   to[0] = (uint32_t)gpu->util;
   to[1] = gpu->old > 0 ? 0xFFFF : (uint32_t)(gpu->util / 2);
   return SUCCESS;
 }
 int amdsmi_get_power_info(void *handle, uint32_t *to) {
-  ASK(handle);
+  FIND(handle);
   to[2] = gpu->old > 0 ? 0xFFFF : (uint32_t)gpu->power;
   to[3] = gpu->old > 0 ? (uint32_t)gpu->power : 0xFFFF;
   return SUCCESS;
 }
-int amdsmi_get_power_cap_info(void *handle, uint32_t sensor, uint64_t *to) { ASK(handle); (void)sensor; to[0] = 750000000; return SUCCESS; }
+int amdsmi_get_power_cap_info(void *handle, uint32_t sensor, uint64_t *to) {
+  FIND(handle);
+  (void)sensor;
+  to[0] = 750000000;
+  return SUCCESS;
+}
 int amdsmi_get_energy_count(void *handle, uint64_t *to, float *unit, uint64_t *taken) {
-  ASK(handle);
+  FIND(handle);
   if (gpu->old > 0) return UNSUPPORTED;
   *unit = 15.625F;
   *to = (uint64_t)(gpu->energy * 1e6 / 15.625);
@@ -136,10 +156,19 @@ int amdsmi_get_energy_count(void *handle, uint64_t *to, float *unit, uint64_t *t
   return SUCCESS;
 }
 int amdsmi_get_temp_metric(void *handle, int sensor, int metric, int64_t *to) {
-  ASK(handle);
+  FIND(handle);
   if (metric || sensor > 2 || (sensor == 0 && gpu->old == 0)) return UNSUPPORTED;
   *to = (int64_t)gpu->temp + 5 * sensor;
   return SUCCESS;
 }
-int amdsmi_get_clock_info(void *handle, int kind, uint32_t *to) { ASK(handle); to[0] = kind == 0 ? 2100 : 1300; return SUCCESS; }
-int amdsmi_get_gpu_total_ecc_count(void *handle, uint64_t *to) { ASK(handle); to[0] = 3; to[1] = 1; return SUCCESS; }
+int amdsmi_get_clock_info(void *handle, int kind, uint32_t *to) {
+  FIND(handle);
+  to[0] = kind == 0 ? 2100 : 1300;
+  return SUCCESS;
+}
+int amdsmi_get_gpu_total_ecc_count(void *handle, uint64_t *to) {
+  FIND(handle);
+  to[0] = 3;
+  to[1] = 1;
+  return SUCCESS;
+}

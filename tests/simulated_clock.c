@@ -1,7 +1,10 @@
-/* Clocks that are set while a program runs. Preloaded, it adds to the time of day what $SIMULATED_CLOCK's file says, in seconds.
+/* Clocks that change while a program runs. Preloaded, it adds the seconds in the file $SIMULATED_CLOCK to
+ * the time of day.
  *
- * Nobody can set the monotonic clock, but hours may pass: those that the eight bytes of $SIMULATED_HOURS' file say, in seconds
- * too. Timers of the program's loop are due then; what a thread waits for after that may come late. */
+ * The monotonic clock cannot be set, but it can advance: by the seconds in the eight bytes of the file
+ * $SIMULATED_HOURS. Timers of the program's event loop are due then; a thread that starts to wait
+ * afterwards may wake up late.
+ */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -13,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static long set_by(void) {
+static long offset_seconds(void) {
   const char *name = getenv("SIMULATED_CLOCK");
   FILE *file = name ? fopen(name, "r") : NULL;
   long seconds = 0;
@@ -22,7 +25,7 @@ static long set_by(void) {
   return seconds;
 }
 
-static int64_t passed(void) {
+static int64_t elapsed_seconds(void) {
   static const volatile int64_t *seconds;
   static const int64_t none = 0;
   if (!seconds) {
@@ -39,7 +42,7 @@ int clock_gettime(clockid_t clock, struct timespec *to) {
   static int (*real)(clockid_t, struct timespec *);
   if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
   int result = real(clock, to);
-  if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) to->tv_sec += set_by();
-  if (clock == CLOCK_MONOTONIC || clock == CLOCK_MONOTONIC_COARSE) to->tv_sec += passed();
+  if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) to->tv_sec += offset_seconds();
+  if (clock == CLOCK_MONOTONIC || clock == CLOCK_MONOTONIC_COARSE) to->tv_sec += elapsed_seconds();
   return result;
 }

@@ -1,4 +1,4 @@
-/* What the simulated libraries of GPUs have in common: lines of `name=value`, and taking one's time. */
+/* Common code of the simulated GPU libraries: parsing of `name=value`, and delays. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +24,10 @@ static void text(const char *line, const char *name, char *to, size_t size) {
   to[length] = 0;
 }
 
-/* Wait so many milliseconds. */
+/* Wait for so many milliseconds. */
 static void hang(double milliseconds) {
   if (milliseconds <= 0) return;
-  struct timespec wait = {(time_t)(milliseconds / 1000), (long)((long long)(milliseconds * 1e6) % 1000000000)};
+  struct timespec wait = {(time_t)(milliseconds / 1000),
+                          (long)((long long)(milliseconds * 1e6) % 1000000000)};
   nanosleep(&wait, NULL);
 }

@@ -1,19 +1,21 @@
-/* A stand-in for NVIDIA's management library (libnvidia-ml.so.1), which cannot exist on a machine without a GPU.
+/* A simulation of NVIDIA's management library (libnvidia-ml.so.1), for machines without a GPU.
  *
- * It shows the GPUs that the file named by SIMULATED_NVML (or by SHOWN, when it was compiled with that) describes, one
- * a line, and reads that file at every call, so that a test can change loads, lose GPUs and report errors while a program runs:
+ * It reports the GPUs in the file $SIMULATED_NVML (or in SHOWN, if compiled with that), one per line. It
+ * reads that file at every call, so that a test can change loads, lose GPUs and report errors meanwhile:
  *
- *   gpu uuid=GPU-0 minor=0 util=50 used=1024 total=4096 power=300 energy=5000 temp=60 tensor=40 pids=12:100,13:200
+ *   gpu uuid=GPU-0 minor=0 util=50 used=1024 total=4096 power=300 energy=5000 temp=60 \
+ *       tensor=40 pids=12:100,13:200
  *
- * Sizes in MiB, power in W, energy in J, shares in per cent. `lost=1`: the GPU has fallen off the bus. `xid=79`: an
- * error to be reported once. `throttle=64`: the bits of what slows the clocks down. `ecc=3 ecc2=1`: corrected and uncorrected
- * errors. `nvlink=1`: there are NVLinks. `mig=2`: divided into so many instances. `hang=500`: milliseconds that each question
- * takes. A line `fail=9` makes initialisation fail with that error. Compiled with UNCHANGING it reads the file once. Layouts: NVML API Reference Manual.
+ * Sizes in MiB, power in W, energy in J, utilization in per cent. `lost=1`: the GPU has fallen off the bus.
+ * `xid=79`: an error to report once. `throttle=64`: the bits of the throttle reasons. `ecc=3 ecc2=1`:
+ * corrected and uncorrected errors. `nvlink=1`: it has NVLinks. `mig=2`: number of MIG instances. `hang=500`:
+ * milliseconds that each call takes. A line `fail=9` makes initialisation fail with that error. Compiled with
+ * UNCHANGING it reads the file once. Layouts: NVML API Reference Manual.
  */
 #include "simulated_gpus.h"
 
 enum { SUCCESS = 0, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, TIMEOUT = 10, LOST = 15 };
-enum { MOST = 16, MOST_PIDS = 4096 };
+enum { MAX_GPUS = 16, MAX_PIDS = 4096 };
 
 typedef struct { unsigned gpu, memory; } Rates;
 typedef struct { unsigned long long total, free, used; } Memory;
@@ -26,10 +28,14 @@ typedef struct {
   int result;
   unsigned long long value;
 } Field;
-typedef struct { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } Event;
+typedef struct {
+  void *device;
+  unsigned long long type, data;
+  unsigned gpu_instance, compute_instance;
+} Event;
 typedef struct { unsigned version, supported; } GpmSupport;
 typedef struct { unsigned id; int result; double value; char *names[3]; } GpmMetric;
-typedef struct { unsigned version, count; void *first, *second; GpmMetric metrics[]; } GpmQuestion;
+typedef struct { unsigned version, count; void *first, *second; GpmMetric metrics[]; } GpmRequest;
 
 typedef struct {
   char uuid[64], pids[1 << 16];
@@ -37,11 +43,11 @@ typedef struct {
   double util, used, total, power, energy, temp, tensor, hang;
 } Gpu;
 
-static Gpu gpus[MOST];
-static int count, failure, seen, reported[MOST];
-static char handles[MOST], instances[MOST][8];
+static Gpu gpus[MAX_GPUS];
+static int count, failure, seen, reported[MAX_GPUS];
+static char handles[MAX_GPUS], instances[MAX_GPUS][8];
 
-static void look(void) {
+static void read_description(void) {
 #ifdef SHOWN
   const char *name = SHOWN;
 #else
@@ -54,7 +60,7 @@ static void look(void) {
   static char line[1 << 17];
   count = 0;
   failure = file ? 0 : 9;
-  while (file && fgets(line, sizeof line, file) && count < MOST) {
+  while (file && fgets(line, sizeof line, file) && count < MAX_GPUS) {
     if (!strncmp(line, "fail=", 5)) failure = atoi(line + 5);
     if (strncmp(line, "gpu ", 4)) continue;
     Gpu *gpu = &gpus[count];
@@ -81,10 +87,10 @@ static void look(void) {
   if (file) fclose(file);
 }
 
-/* The GPU of a handle, as it is now; the place of a MIG instance in *instance, else -1. */
+/* The GPU of a handle in its current state. *instance: the index of a MIG instance, else -1. */
 static int find(void *handle, Gpu **gpu, int *instance) {
-  look();
-  for (int i = 0; i < MOST; i++) {
+  read_description();
+  for (int i = 0; i < MAX_GPUS; i++) {
     int part = -1;
     for (int k = 0; k < 8; k++)
       if (handle == &instances[i][k]) part = k;
@@ -98,79 +104,105 @@ static int find(void *handle, Gpu **gpu, int *instance) {
   return INVALID;
 }
 
-#define ASK(handle)                                \
+#define FIND(handle)                                \
   Gpu *gpu;                                        \
   int part;                                        \
   int found = find(handle, &gpu, &part);           \
   (void)part;                                      \
   if (found) return found
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; look(); seen = count; return failure; }
+int nvmlInitWithFlags(unsigned flags) { (void)flags; read_description(); seen = count; return failure; }
 int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) {
   static char words[64];
   snprintf(words, sizeof words, code == LOST ? "GPU is lost" : "simulated error %d", code);
   return words;
 }
-/* As in the true library, a GPU that was added is not seen before the next initialisation. */
+/* As in the real library, an added GPU is visible only after the next initialisation. */
 int nvmlDeviceGetCount_v2(unsigned *to) { *to = (unsigned)seen; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **to) {
-  look();
+  read_description();
   if ((int)index >= count) return INVALID;
   if (gpus[index].lost) return LOST;
   *to = &handles[index];
   return SUCCESS;
 }
 int nvmlDeviceGetUUID(void *handle, char *to, unsigned size) {
-  ASK(handle);
+  FIND(handle);
   if (part >= 0) snprintf(to, size, "MIG-%s-%d", gpu->uuid, part);
   else snprintf(to, size, "%s", gpu->uuid);
   return SUCCESS;
 }
-int nvmlDeviceGetName(void *handle, char *to, unsigned size) { ASK(handle); snprintf(to, size, "Simulated GPU"); return SUCCESS; }
-int nvmlDeviceGetMinorNumber(void *handle, unsigned *to) { ASK(handle); *to = (unsigned)gpu->minor; return SUCCESS; }
+int nvmlDeviceGetName(void *handle, char *to, unsigned size) {
+  FIND(handle);
+  snprintf(to, size, "Simulated GPU");
+  return SUCCESS;
+}
+int nvmlDeviceGetMinorNumber(void *handle, unsigned *to) {
+  FIND(handle);
+  *to = (unsigned)gpu->minor;
+  return SUCCESS;
+}
 int nvmlDeviceGetUtilizationRates(void *handle, Rates *to) {
-  ASK(handle);
+  FIND(handle);
   to->gpu = (unsigned)gpu->util;
   to->memory = (unsigned)(gpu->util / 2);
   return SUCCESS;
 }
 int nvmlDeviceGetMemoryInfo(void *handle, Memory *to) {
-  ASK(handle);
+  FIND(handle);
   double share = part >= 0 ? 1.0 / gpu->mig : 1;
   to->total = (unsigned long long)(gpu->total * share) << 20;
   to->used = (unsigned long long)(gpu->used * share) << 20;
   to->free = to->total - to->used;
   return SUCCESS;
 }
-int nvmlDeviceGetTemperatureV(void *handle, Temperature *to) { ASK(handle); to->temperature = (int)gpu->temp; return SUCCESS; }
-int nvmlDeviceGetClockInfo(void *handle, int kind, unsigned *to) { ASK(handle); *to = kind == 1 ? 1980 : 3201; return SUCCESS; }
-int nvmlDeviceGetPowerUsage(void *handle, unsigned *to) { ASK(handle); *to = (unsigned)(gpu->power * 1000); return SUCCESS; }
-int nvmlDeviceGetPowerManagementLimit(void *handle, unsigned *to) { ASK(handle); *to = 700000; return SUCCESS; }
+int nvmlDeviceGetTemperatureV(void *handle, Temperature *to) {
+  FIND(handle);
+  to->temperature = (int)gpu->temp;
+  return SUCCESS;
+}
+int nvmlDeviceGetClockInfo(void *handle, int kind, unsigned *to) {
+  FIND(handle);
+  *to = kind == 1 ? 1980 : 3201;
+  return SUCCESS;
+}
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *to) {
+  FIND(handle);
+  *to = (unsigned)(gpu->power * 1000);
+  return SUCCESS;
+}
+int nvmlDeviceGetPowerManagementLimit(void *handle, unsigned *to) {
+  FIND(handle);
+  *to = 700000;
+  return SUCCESS;
+}
 int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *to) {
-  ASK(handle);
+  FIND(handle);
   *to = (unsigned long long)(gpu->energy * 1000);
   return SUCCESS;
 }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *to) {
-  ASK(handle);
-  *to = (unsigned long long)gpu->throttle | (gpu->temp >= 90 ? 0x40 : 0); /* slowed down by its own hardware: it is hot */
+  FIND(handle);
+  *to =
+      (unsigned long long)gpu->throttle | (gpu->temp >= 90 ? 0x40 : 0); /* thermal slowdown by the hardware */
   return SUCCESS;
 }
 int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int period, unsigned long long *to) {
-  ASK(handle);
+  FIND(handle);
   (void)period;
   *to = (unsigned long long)(kind == 0 ? gpu->ecc : gpu->ecc2);
   return SUCCESS;
 }
-int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
-  ASK(handle);
+int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                              unsigned *failed) {
+  FIND(handle);
   *corrected = *uncorrected = *failed = 0;
   *pending = 1;
   return SUCCESS;
 }
 int nvmlDeviceGetFieldValues(void *handle, int number_of, Field *fields) {
-  ASK(handle);
+  FIND(handle);
   for (int i = 0; i < number_of; i++) {
     fields[i].result = SUCCESS;
     fields[i].type = 3;
@@ -187,40 +219,60 @@ int nvmlDeviceGetFieldValues(void *handle, int number_of, Field *fields) {
   return SUCCESS;
 }
 static int processes(void *handle, unsigned *number_of, Process *to) {
-  ASK(handle);
-  unsigned room = *number_of, all = 0;
+  FIND(handle);
+  unsigned capacity = *number_of, listed = 0;
   for (const char *place = gpu->pids; *place;) {
     char *end;
     unsigned long pid = strtoul(place, &end, 10);
     unsigned long long used = *end == ':' ? strtoull(end + 1, &end, 10) : 0;
-    if (all < room && to) to[all] = (Process){(unsigned)pid, used << 20, 0xFFFFFFFF, 0xFFFFFFFF};
-    all++;
+    if (listed < capacity && to) to[listed] = (Process){(unsigned)pid, used << 20, 0xFFFFFFFF, 0xFFFFFFFF};
+    listed++;
     if (*end != ',') break;
     place = end + 1;
   }
-  *number_of = all;
-  return all > room ? SMALL : SUCCESS;
+  *number_of = listed;
+  return listed > capacity ? SMALL : SUCCESS;
 }
-int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *n, Process *to) { return processes(handle, n, to); }
-int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *n, Process *to) { ASK(handle); (void)to; *n = 0; return SUCCESS; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *n, Process *to) {
+  return processes(handle, n, to);
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *n, Process *to) {
+  FIND(handle);
+  (void)to;
+  *n = 0;
+  return SUCCESS;
+}
 
-int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *then) { ASK(handle); *now = *then = gpu->mig > 0; return SUCCESS; }
-int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *to) { ASK(handle); *to = 7; return SUCCESS; }
+int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *then) {
+  FIND(handle);
+  *now = *then = gpu->mig > 0;
+  return SUCCESS;
+}
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *to) { FIND(handle); *to = 7; return SUCCESS; }
 int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **to) {
-  ASK(handle);
+  FIND(handle);
   if ((int)index >= gpu->mig) return NOT_FOUND;
   *to = &instances[gpu - gpus][index];
   return SUCCESS;
 }
-int nvmlDeviceGetGpuInstanceId(void *handle, unsigned *to) { ASK(handle); *to = (unsigned)part + 1; return SUCCESS; }
-int nvmlDeviceGetComputeInstanceId(void *handle, unsigned *to) { ASK(handle); *to = 0; return SUCCESS; }
+int nvmlDeviceGetGpuInstanceId(void *handle, unsigned *to) {
+  FIND(handle);
+  *to = (unsigned)part + 1;
+  return SUCCESS;
+}
+int nvmlDeviceGetComputeInstanceId(void *handle, unsigned *to) { FIND(handle); *to = 0; return SUCCESS; }
 
 int nvmlEventSetCreate(void **to) { *to = &seen; return SUCCESS; }
 int nvmlEventSetFree(void *set) { (void)set; return SUCCESS; }
-int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, void *set) { (void)types; (void)set; ASK(handle); return SUCCESS; }
+int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, void *set) {
+  (void)types;
+  (void)set;
+  FIND(handle);
+  return SUCCESS;
+}
 int nvmlEventSetWait_v2(void *set, Event *to, unsigned milliseconds) {
   (void)set; (void)milliseconds;
-  look();
+  read_description();
   for (int i = 0; i < count; i++) {
     if (!gpus[i].xid || reported[i] == gpus[i].xid) continue;
     reported[i] = gpus[i].xid;
@@ -230,15 +282,22 @@ int nvmlEventSetWait_v2(void *set, Event *to, unsigned milliseconds) {
   return TIMEOUT;
 }
 
-int nvmlGpmQueryDeviceSupport(void *handle, GpmSupport *to) { ASK(handle); to->supported = 1; return SUCCESS; }
+int nvmlGpmQueryDeviceSupport(void *handle, GpmSupport *to) {
+  FIND(handle);
+  to->supported = 1;
+  return SUCCESS;
+}
 int nvmlGpmSampleAlloc(void **to) { *to = calloc(1, sizeof(Gpu)); return *to ? SUCCESS : 20; }
 int nvmlGpmSampleFree(void *sample) { free(sample); return SUCCESS; }
-int nvmlGpmSampleGet(void *handle, void *sample) { ASK(handle); *(Gpu *)sample = *gpu; return SUCCESS; }
-int nvmlGpmMigSampleGet(void *handle, unsigned instance, void *sample) { (void)instance; return nvmlGpmSampleGet(handle, sample); }
-int nvmlGpmMetricsGet(GpmQuestion *question) {
-  const Gpu *gpu = question->second;
-  for (unsigned i = 0; i < question->count; i++) {
-    GpmMetric *metric = &question->metrics[i];
+int nvmlGpmSampleGet(void *handle, void *sample) { FIND(handle); *(Gpu *)sample = *gpu; return SUCCESS; }
+int nvmlGpmMigSampleGet(void *handle, unsigned instance, void *sample) {
+  (void)instance;
+  return nvmlGpmSampleGet(handle, sample);
+}
+int nvmlGpmMetricsGet(GpmRequest *request) {
+  const Gpu *gpu = request->second;
+  for (unsigned i = 0; i < request->count; i++) {
+    GpmMetric *metric = &request->metrics[i];
     metric->result = SUCCESS;
     switch (metric->id) {
       case 2: metric->value = gpu->util; break;

@@ -1,8 +1,8 @@
-/* The command `carme`: starts Python with it. A copy in which nothing has changed since the last time is found out
-   here, without Python, whose start takes as long as to look at ten thousand files.
+/* The command `carme`. It starts Python, except for a copy without changes since the last one: it detects
+   that without Python, whose start takes as long as reading the status of ten thousand files.
 
-   Whatever else is asked for, and whatever is not quite as it was, is Python's: see carme.cli.data and
-   carme.staging.engine, which do the same and know all cases and all words. */
+   Python handles all other commands and cases: see carme.cli.data and carme.staging.engine, which do the
+   same and print all messages. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,22 +22,23 @@
 
 #define PROGRAM "from carme.cli import program; program()"
 #define STATE ".carme-staging"
-/* As in carme.staging.native. */
-#define MOST (1 << 16)
+/* The same as in carme.staging.native. */
+#define MAX_ENTRIES (1 << 16)
 
-/* Python walks again where there is a change after all. What was read from the device is in memory by then, so that costs
-   about a second for as many files as this; with more of them, its start does not matter. */
-#define MANY 500000
-/* How long it takes until they are counted, in milliseconds. Somebody who looks on is shown no progress here, and not
-   kept waiting for it. */
-#define LONG 1000
-#define SOON 300
-/* As in carme.staging.engine. */
-#define LOOKERS 32
+/* If there is a change, Python walks again. The status of the files is in memory by then, so this costs
+   about a second for as many files as this. With more files, the start of Python does not matter. */
+#define MAX_FILES 500000
+/* Time limits of a walk in milliseconds. On a terminal the shorter one applies, because this program shows
+   no progress. */
+#define QUIET_LIMIT 1000
+#define WATCHED_LIMIT 300
+/* The same as in carme.staging.engine. */
+#define SCAN_THREADS 32
 
-/* Over a network more threads are worth while: Python knows these file systems. */
+/* Local file systems. On network file systems more threads pay off; Python handles these. */
 static const unsigned int local[] = {
-    0xef53 /* ext */, 0x58465342 /* XFS */, 0x9123683e /* Btrfs */, 0x01021994 /* tmpfs */, 0x794c7630 /* overlay */,
+    0xef53 /* ext */,       0x58465342 /* XFS */,     0x9123683e /* Btrfs */,
+    0x01021994 /* tmpfs */, 0x794c7630 /* overlay */,
 };
 
 struct request {
@@ -45,8 +46,8 @@ struct request {
     int surplus, quiet;
 };
 
-/* Whether this is `data copy SRC DST` or `data sync SRC DST`, at most with --quiet. */
-static int plain(int count, char **words, struct request *request)
+/* Whether this is `data copy SRC DST` or `data sync SRC DST`, with no other option than --quiet. */
+static int parse_plain(int count, char **words, struct request *request)
 {
     if (count < 5 || strcmp(words[1], "data") || (strcmp(words[2], "copy") && strcmp(words[2], "sync")))
         return 0;
@@ -65,69 +66,71 @@ static int plain(int count, char **words, struct request *request)
     return request->target != NULL;
 }
 
-/* Whether a path is that folder, or below it under whatever name; also if that is not known. */
-static int within(const char *path, const struct stat *top)
+/* Whether a path is that folder or below it, by any name; also true if that is unknown. */
+static int is_within(const char *path, const struct stat *top)
 {
-    char here[PATH_MAX];
-    if (!realpath(path, here))
+    char resolved[PATH_MAX];
+    if (!realpath(path, resolved))
         return 1;
     for (;;) {
-        struct stat its;
-        if (stat(here, &its) || (its.st_dev == top->st_dev && its.st_ino == top->st_ino))
+        struct stat status;
+        if (stat(resolved, &status) || (status.st_dev == top->st_dev && status.st_ino == top->st_ino))
             return 1;
-        char *slash = strrchr(here, '/');
-        if (!here[1])
+        char *slash = strrchr(resolved, '/');
+        if (!resolved[1])
             return 0;
-        slash[slash == here] = 0;
+        slash[slash == resolved] = 0;
     }
 }
 
 static int is_local(int folder)
 {
-    struct statfs its;
-    if (fstatfs(folder, &its))
+    struct statfs status;
+    if (fstatfs(folder, &status))
         return 0;
     for (size_t number = 0; number < sizeof local / sizeof *local; number++)
-        if ((unsigned int)its.f_type == local[number])
+        if ((unsigned int)status.f_type == local[number])
             return 1;
     return 0;
 }
 
-/* A folder in which no copy is under way; -1: it is none, or there is one, or Python knows better. */
+/* Open a folder without a running copy; -1: it is no folder, a copy is running, or Python has to decide. */
 static int open_top(const char *path)
 {
-    struct stat its;
+    struct stat status;
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder >= 0 && is_local(folder) && fstatat(folder, STATE, &its, AT_SYMLINK_NOFOLLOW) && errno == ENOENT)
+    if (folder >= 0 && is_local(folder) && fstatat(folder, STATE, &status, AT_SYMLINK_NOFOLLOW)
+        && errno == ENOENT)
         return folder;
     return -1;
 }
 
-/* Whether the one folder is as it was copied to the other. */
+/* Whether the target is an unchanged copy of the source. */
 static int unchanged(const struct request *request, struct counts *counts)
 {
-    struct stat its, own;
+    struct stat status, own;
     int source = open_top(request->source), target = source < 0 ? -1 : open_top(request->target);
-    if (target < 0 || fstat(source, &its) || fstat(target, &own) || within(request->source, &own)
-        || within(request->target, &its))
+    if (target < 0 || fstat(source, &status) || fstat(target, &own) || is_within(request->source, &own)
+        || is_within(request->target, &status))
         return 0;
-    struct manner manner = {.unit = 1, .user = geteuid(), .group = getegid()};
-    manner.group_count = getgroups(GROUPS, manner.groups);
+    struct copy_options options = {.unit = 1, .user = geteuid(), .group = getegid()};
+    options.group_count = getgroups(GROUPS, options.groups);
     cpu_set_t set;
-    if (manner.group_count < 0 || sched_getaffinity(0, sizeof set, &set))
+    if (options.group_count < 0 || sched_getaffinity(0, sizeof set, &set))
         return 0;
     int cores = CPU_COUNT(&set);
-    struct walk *walk = carme_walk(&manner, source, target, 1, MOST, request->surplus);
+    struct walk *walk = carme_walk(&options, source, target, 1, MAX_ENTRIES, request->surplus);
     if (!walk)
         return 0;
-    /* As many threads as Python takes. No room for what is found: the first change ends it. */
+    /* As many threads as in Python. There is no buffer for items: the first change ends the walk. */
     int threads = 2 * (cores < 2 ? 2 : cores > 32 ? 32 : cores);
-    int most = threads > LOOKERS ? threads : LOOKERS, alone = request->quiet || !isatty(2);
+    int max_threads = threads > SCAN_THREADS ? threads : SCAN_THREADS,
+        unwatched = request->quiet || !isatty(2);
     int64_t files = 0;
     do {
-        carme_walk_on(walk, threads, most, alone ? LONG : SOON, NULL, 0, counts);
+        carme_walk_on(walk, threads, max_threads, unwatched ? QUIET_LIMIT : WATCHED_LIMIT, NULL, 0, counts);
         counts->files = files += counts->files;
-    } while (counts->left == LEFT_WAITING && alone && files < MANY);
+    } while (counts->left == LEFT_WAITING && unwatched && files < MAX_FILES);
     return !counts->left;
 }
 
@@ -138,15 +141,15 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* What carme.cli.data.Reporter says of it; the exit code. */
+/* Print the summary like carme.cli.data.Reporter; returns the exit code. */
 static int report(const struct counts *counts, double took)
 {
     char time[64];
-    long whole = (long)took, minutes = whole / 60;
+    long seconds_taken = (long)took, minutes = seconds_taken / 60;
     if (took < 60)
         snprintf(time, sizeof time, "%.1f s", took);
     else if (minutes < 60)
-        snprintf(time, sizeof time, "%ld min %ld s", minutes, whole % 60);
+        snprintf(time, sizeof time, "%ld min %ld s", minutes, seconds_taken % 60);
     else
         snprintf(time, sizeof time, "%ld h %ld min", minutes / 60, minutes % 60);
     signal(SIGPIPE, SIG_IGN);
@@ -165,13 +168,14 @@ static int python(int count, char **words)
     ssize_t length = readlink("/proc/self/exe", path, PATH_MAX);
     const char **arguments = calloc((size_t)count + 4, sizeof *arguments);
     if (length < 0 || !arguments) {
-        fprintf(stderr, "carme: It cannot be found out where carme lies: %s. Is /proc mounted?\n", strerror(errno));
+        fprintf(stderr, "carme: The path of carme cannot be read: %s. Is /proc mounted?\n",
+                strerror(errno));
         return 1;
     }
     path[length] = 0;
     strcpy(strrchr(path, '/') + 1, "python");
     arguments[0] = path;
-    /* Isolated: neither the folder that one is in nor what one sets for Python is any of its business. */
+    /* Isolated: independent of the working directory and of Python's environment variables. */
     arguments[1] = "-I";
     arguments[2] = "-c";
     arguments[3] = PROGRAM;
@@ -186,8 +190,8 @@ int main(int count, char **words)
 {
     struct request request;
     struct counts counts = {0};
-    double begun = seconds();
-    if (plain(count, words, &request) && unchanged(&request, &counts))
-        return report(&counts, seconds() - begun);
+    double start = seconds();
+    if (parse_plain(count, words, &request) && unchanged(&request, &counts))
+        return report(&counts, seconds() - start);
     return python(count, words);
 }

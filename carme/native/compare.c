@@ -1,79 +1,88 @@
-/* Comparing: which entries of a folder have not changed since they were copied. */
+/* Comparison: which entries of a folder have not changed since the copy. */
 
 #define _GNU_SOURCE
 #include "files.h"
 
-/* Less than statx gives is enough here, and a little sooner had. Directly, as its name in the C library is newer
-   than 2.28. */
+/* newfstatat suffices here and is slightly faster than statx. As a system call, because its C library
+   function is newer than glibc 2.28. */
 static int simple_status_of(int folder, const char *name, struct stat *status)
 {
     return (int)syscall(SYS_newfstatat, folder, name, status, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT);
 }
 
-static int same_owner(const struct manner *manner, const struct stat *its, const struct stat *own)
+static int same_owner(const struct copy_options *options, const struct stat *source_status,
+                      const struct stat *target_status)
 {
-    return (its->st_uid == own->st_uid && its->st_gid == own->st_gid)
-           || (manner->user && own->st_uid == manner->user && own->st_gid == manner->group);
+    return (source_status->st_uid == target_status->st_uid && source_status->st_gid == target_status->st_gid)
+        || (options->user && target_status->st_uid == options->user
+            && target_status->st_gid == options->group);
 }
 
-/* Whether a file is at the destination as it was copied. */
-static int unchanged(const struct manner *manner, const struct stat *its, const struct stat *own)
+/* Whether the destination's file is an unchanged copy. */
+static int unchanged(const struct copy_options *options, const struct stat *source_status,
+                     const struct stat *target_status)
 {
-    return its->st_mode == own->st_mode && its->st_nlink == 1
-           && (its->st_ctim.tv_sec < own->st_ctim.tv_sec
-               || (its->st_ctim.tv_sec == own->st_ctim.tv_sec && its->st_ctim.tv_nsec <= own->st_ctim.tv_nsec))
-           && same_owner(manner, its, own);
+    return source_status->st_mode == target_status->st_mode && source_status->st_nlink == 1
+        && (source_status->st_ctim.tv_sec < target_status->st_ctim.tv_sec
+            || (source_status->st_ctim.tv_sec == target_status->st_ctim.tv_sec
+                && source_status->st_ctim.tv_nsec <= target_status->st_ctim.tv_nsec))
+        && same_owner(options, source_status, target_status);
 }
 
-static int same_time(const struct manner *manner, const struct stat *its, const struct stat *own)
+static int same_time(const struct copy_options *options, const struct stat *source_status,
+                     const struct stat *target_status)
 {
-    return its->st_mtim.tv_sec == own->st_mtim.tv_sec
-           && its->st_mtim.tv_nsec / manner->unit == own->st_mtim.tv_nsec / manner->unit;
+    return source_status->st_mtim.tv_sec == target_status->st_mtim.tv_sec
+        && source_status->st_mtim.tv_nsec / options->unit == target_status->st_mtim.tv_nsec / options->unit;
 }
 
-/* Whether two symlinks lead to the same. */
-static int same_way(int source, int target, const char *name)
+/* Whether two symlinks have the same target. */
+static int same_link_target(int source, int target, const char *name)
 {
-    char its[4096], own[4096];
-    ssize_t length = readlinkat(source, name, its, sizeof its);
-    return length >= 0 && length < (ssize_t)sizeof its && readlinkat(target, name, own, sizeof own) == length
-           && !memcmp(its, own, (size_t)length);
+    char source_status[4096], target_status[4096];
+    ssize_t length = readlinkat(source, name, source_status, sizeof source_status);
+    return length >= 0 && length < (ssize_t)sizeof source_status
+        && readlinkat(target, name, target_status, sizeof target_status) == length
+        && !memcmp(source_status, target_status, (size_t)length);
 }
 
-/* Of the entries, count the files and symlinks that have not changed since they were copied. The records of all others are
-   moved to the front of `records`, those whose contents have to be copied with the letter n; `left` of the
-   counts says how many bytes they have. */
-void carme_compare(const struct manner *manner, int source, int target, char *records, int64_t length,
+/* Count the files and symlinks that have not changed since the copy. Move the records of all other entries
+   to the front of `records`, with the letter n if their contents must be copied. `left` of the counts is
+   the size of these records in bytes. */
+void carme_compare(const struct copy_options *options, int source, int target, char *records, int64_t length,
                    struct counts *counts)
 {
     char *remaining = records;
-    for (char *here = records; here < records + length;) {
-        size_t size = strlen(here) + 1;
-        const char *name = here + 1;
-        struct stat its, own;
+    for (char *record = records; record < records + length;) {
+        size_t size = strlen(record) + 1;
+        const char *name = record + 1;
+        struct stat source_status, target_status;
         int same = 0;
-        if (*here != 'd' && !simple_status_of(source, name, &its) && (S_ISREG(its.st_mode) || S_ISLNK(its.st_mode))) {
-            if (simple_status_of(target, name, &own)) {
-                if (errno == ENOENT && S_ISREG(its.st_mode))
-                    *here = 'n';
-            } else if (S_ISREG(its.st_mode) && S_ISREG(own.st_mode)) {
-                if (its.st_size != own.st_size || !same_time(manner, &its, &own))
-                    *here = 'n';
+        if (*record != 'd' && !simple_status_of(source, name, &source_status)
+            && (S_ISREG(source_status.st_mode) || S_ISLNK(source_status.st_mode))) {
+            if (simple_status_of(target, name, &target_status)) {
+                if (errno == ENOENT && S_ISREG(source_status.st_mode))
+                    *record = 'n';
+            } else if (S_ISREG(source_status.st_mode) && S_ISREG(target_status.st_mode)) {
+                if (source_status.st_size != target_status.st_size
+                    || !same_time(options, &source_status, &target_status))
+                    *record = 'n';
                 else
-                    same = unchanged(manner, &its, &own);
-            } else if (S_ISLNK(its.st_mode) && S_ISLNK(own.st_mode))
-                same = same_owner(manner, &its, &own) && same_time(manner, &its, &own)
-                       && same_way(source, target, name);
+                    same = unchanged(options, &source_status, &target_status);
+            } else if (S_ISLNK(source_status.st_mode) && S_ISLNK(target_status.st_mode))
+                same = same_owner(options, &source_status, &target_status)
+                    && same_time(options, &source_status, &target_status)
+                    && same_link_target(source, target, name);
         }
         if (same) {
             counts->files++;
-            counts->bytes += S_ISREG(its.st_mode) ? (int64_t)its.st_size : 0;
-            here += size;
+            counts->bytes += S_ISREG(source_status.st_mode) ? (int64_t)source_status.st_size : 0;
+            record += size;
             continue;
         }
-        memmove(remaining, here, size);
+        memmove(remaining, record, size);
         remaining += size;
-        here += size;
+        record += size;
     }
     counts->left = remaining - records;
 }

@@ -1,6 +1,6 @@
-/* What all parts of copying do with files: their status and owners, their bytes, and whether they are in memory.
+/* Common file operations of copying: status, owners, contents, and whether they are in memory.
 
-   Only for the other files of this folder, which define _GNU_SOURCE before. */
+   Only for the other files of this folder, which define _GNU_SOURCE first. */
 
 #ifndef CARME_FILES
 #define CARME_FILES
@@ -18,7 +18,7 @@
 
 #include "copying.h"
 
-/* What takes longer than this, in nanoseconds, was waited for. */
+/* A read that takes longer than this, in nanoseconds, came from a device. */
 #define WAITED 100000
 
 static inline int status_of(int folder, const char *name, int flags, struct statx *status)
@@ -33,7 +33,8 @@ static inline int same_moment(const struct statx_timestamp *first, const struct 
 
 static inline int not_later(const struct statx_timestamp *first, const struct statx_timestamp *second)
 {
-    return first->tv_sec < second->tv_sec || (first->tv_sec == second->tv_sec && first->tv_nsec <= second->tv_nsec);
+    return first->tv_sec < second->tv_sec
+        || (first->tv_sec == second->tv_sec && first->tv_nsec <= second->tv_nsec);
 }
 
 static inline int by_inode(const void *first, const void *second)
@@ -42,25 +43,25 @@ static inline int by_inode(const void *first, const void *second)
     return (first_inode > second_inode) - (first_inode < second_inode);
 }
 
-static inline int may_give(const struct manner *manner, uint32_t group)
+static inline int may_set_group(const struct copy_options *options, uint32_t group)
 {
-    if (group == manner->group)
+    if (group == options->group)
         return 1;
-    for (int number = 0; number < manner->group_count; number++)
-        if (manner->groups[number] == group)
+    for (int number = 0; number < options->group_count; number++)
+        if (options->groups[number] == group)
             return 1;
     return 0;
 }
 
-/* Who a copy can belong to, like carme.staging.attributes.AttributeCopier. */
-static inline uint32_t user_of(const struct manner *manner, const struct statx *its)
+/* The user and group of a copy, like carme.staging.attributes.AttributeCopier. */
+static inline uint32_t user_of(const struct copy_options *options, const struct statx *status)
 {
-    return manner->user ? manner->user : its->stx_uid;
+    return options->user ? options->user : status->stx_uid;
 }
 
-static inline uint32_t group_of(const struct manner *manner, const struct statx *its)
+static inline uint32_t group_of(const struct copy_options *options, const struct statx *status)
 {
-    return !manner->user || may_give(manner, its->stx_gid) ? its->stx_gid : manner->group;
+    return !options->user || may_set_group(options, status->stx_gid) ? status->stx_gid : options->group;
 }
 
 static inline int write_all(int file, const char *block, size_t size, off_t place)
@@ -76,19 +77,19 @@ static inline int write_all(int file, const char *block, size_t size, off_t plac
     return 0;
 }
 
-/* Read as much as is wanted, or to the end; -1: errno. */
+/* Read the requested bytes, or to the end; -1: errno. */
 static inline ssize_t read_all(int file, char *block, size_t size, off_t place)
 {
-    size_t got = 0;
-    while (got < size) {
-        ssize_t more = pread(file, block + got, size - got, place + (off_t)got);
-        if (more < 0)
+    size_t received = 0;
+    while (received < size) {
+        ssize_t count = pread(file, block + received, size - received, place + (off_t)received);
+        if (count < 0)
             return -1;
-        if (!more)
+        if (!count)
             break;
-        got += (size_t)more;
+        received += (size_t)count;
     }
-    return (ssize_t)got;
+    return (ssize_t)received;
 }
 
 static inline struct digest digest_of(hasher hash, const char *block, size_t size)
@@ -96,13 +97,14 @@ static inline struct digest digest_of(hasher hash, const char *block, size_t siz
     return hash ? hash(block, size) : (struct digest){0, 0};
 }
 
-/* Whether what was read back has the digest that was taken when it was read. */
-static inline int verified(hasher hash, struct digest wanted, const char *block, const char *back, size_t size)
+/* Whether the copy's bytes have the digest of the source's bytes. */
+static inline int verified(hasher hash, struct digest wanted, const char *block, const char *back,
+                           size_t size)
 {
     if (!hash)
         return !memcmp(block, back, size);
-    struct digest got = hash(back, size);
-    return got.low == wanted.low && got.high == wanted.high;
+    struct digest received = hash(back, size);
+    return received.low == wanted.low && received.high == wanted.high;
 }
 
 static inline int64_t nanoseconds(void)
@@ -114,16 +116,17 @@ static inline int64_t nanoseconds(void)
 
 static inline int64_t milliseconds(void) { return nanoseconds() / 1000000; }
 
-/* Whether a place of a file is known not to be in memory. Not all file systems can say so: errno is another one then.
-   The question has the device read it. For who is kept from looking until that is done the answer is that it is there. */
+/* Whether a place of a file is known not to be in memory. Some file systems do not support this and set
+   another errno. The test makes the device read that place; if it blocks until then, the result is that
+   the place is in memory. */
 static inline int is_absent(int file, off_t place)
 {
     char byte;
-    struct iovec room = {&byte, 1};
-    int64_t begun = nanoseconds();
+    struct iovec buffer = {&byte, 1};
+    int64_t start = nanoseconds();
     errno = 0;
-    ssize_t got = preadv2(file, &room, 1, place, RWF_NOWAIT);
-    return got < 0 ? errno == EAGAIN : got && nanoseconds() - begun > WAITED;
+    ssize_t received = preadv2(file, &buffer, 1, place, RWF_NOWAIT);
+    return received < 0 ? errno == EAGAIN : received && nanoseconds() - start > WAITED;
 }
 
 #endif

@@ -7,7 +7,7 @@
 #include "files.h"
 #include "folders.h"
 
-/* As the kernel has it: see getdents64(2). */
+/* The kernel's struct: see getdents64(2). */
 struct entry {
     uint64_t inode;
     int64_t place;
@@ -19,20 +19,21 @@ struct entry {
 void read_from(struct reader *reader, int folder)
 {
     reader->folder = folder;
-    reader->next = reader->end = reader->room;
+    reader->next = reader->end = reader->buffer;
 }
 
-int64_t read_records(struct reader *reader, char *records, int64_t room, int64_t most, struct placed *places)
+int64_t read_records(struct reader *reader, char *records, int64_t capacity, int64_t max_entries,
+                     struct record_position *places)
 {
     char *end = records;
-    while (most > 0 && end + 258 <= records + room) {
+    while (max_entries > 0 && end + 258 <= records + capacity) {
         if (reader->next == reader->end) {
-            long got = syscall(SYS_getdents64, reader->folder, reader->room, sizeof reader->room);
-            if (got < 0)
+            long length_read = syscall(SYS_getdents64, reader->folder, reader->buffer, sizeof reader->buffer);
+            if (length_read < 0)
                 return -errno;
-            if (!got)
+            if (!length_read)
                 break;
-            reader->next = reader->room, reader->end = reader->room + got;
+            reader->next = reader->buffer, reader->end = reader->buffer + length_read;
         }
         const struct entry *entry = (const struct entry *)reader->next;
         reader->next += entry->length;
@@ -48,19 +49,19 @@ int64_t read_records(struct reader *reader, char *records, int64_t room, int64_t
         size_t length = strlen(name) + 1;
         memcpy(end + 1, name, length);
         if (places)
-            *places++ = (struct placed){entry->inode, (size_t)(end - records), 1 + length};
+            *places++ = (struct record_position){entry->inode, (size_t)(end - records), 1 + length};
         end += 1 + length;
-        most--;
+        max_entries--;
     }
     return end - records;
 }
 
-/* Entries as of read_records, in the order of their inodes, which is mostly that in which they lie on the device: folders may give
-   them in the order of hashes. */
-int64_t carme_entries(struct reader *reader, char *records, int64_t room, int64_t most)
+/* Like read_records, sorted by inode, which is usually the order on the device. Folders may list entries
+   in hash order. */
+int64_t carme_entries(struct reader *reader, char *records, int64_t capacity, int64_t max_entries)
 {
-    struct placed *places = malloc((size_t)most * sizeof *places);
-    int64_t length = read_records(reader, records, room, most, places);
+    struct record_position *places = malloc((size_t)max_entries * sizeof *places);
+    int64_t length = read_records(reader, records, capacity, max_entries, places);
     char *copy = places && length > 0 ? malloc((size_t)length) : NULL;
     if (copy) {
         size_t count = 0;
@@ -77,7 +78,7 @@ int64_t carme_entries(struct reader *reader, char *records, int64_t room, int64_
     return length;
 }
 
-/* A folder to read the entries of, by a descriptor of its own; NULL: errno says why. */
+/* Open a folder for reading its entries, with its own descriptor; NULL: see errno. */
 struct reader *carme_open(int folder)
 {
     struct reader *reader = malloc(sizeof *reader);

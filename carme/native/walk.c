@@ -1,4 +1,4 @@
-/* Walking through both trees at once, by several threads: see struct walk. */
+/* The walk through both trees, with several threads: see struct walk. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -9,41 +9,41 @@
 #include "files.h"
 #include "folders.h"
 
-/* No more threads than these walk. */
-#define WALKERS 64
+/* The maximum number of threads. */
+#define MAX_THREADS 64
 
 /* A walk through both trees that finds what has changed.
 
-   What it finds is written as items: R and M, a folder's path with a zero, its records of entries that are to be
-   looked at (there may be none: then the folder's own attributes are), and a zero; of M there are more than
-   these, or than are to be looked at in one go. F, a folder's path with a zero, and a zero: it is to be looked at as a whole. G, the
-   same: the destination has entries there that the source has not. */
+   Its results are items. R and M: a folder's path with a zero, the records of its entries to examine (if
+   there are none, the folder's own attributes changed), and a zero; M has more entries, or more than to
+   examine at once. F: a folder's path with a zero, and a zero: examine the whole folder. G, in the same
+   form: the destination has entries that the source lacks. */
 struct walk {
-    struct manner manner;
+    struct copy_options options;
     int source, target;
-    struct statx top;       /* The destination. */
+    struct statx top;       /* Status of the destination. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    char *waiting;          /* The paths of folders, each with its zero, the next one last. */
-    size_t waiting_length, waiting_room;
-    int working;            /* Threads that may still add to them. */
-    int stop, full;         /* No further folder is looked at; as there is no room for what was found. */
+    char *waiting;          /* Paths of folders to walk, each with its zero, the next one last. */
+    size_t waiting_length, waiting_capacity;
+    int working;            /* Threads that may still add paths. */
+    int stop, full;         /* Examine no further folders; because there is no memory for items. */
     int64_t until;
     char *items, *items_end, *next_item;
-    int64_t batch, most;    /* So many records are R; folders with more entries than most are F. */
-    int surplus;            /* Whether G is looked for. */
+    int64_t batch, max_entries;    /* Records of an R; folders with more entries than max_entries are F. */
+    int surplus;            /* Whether to search for G. */
     struct counts counts;
     int64_t folders;
-    int started, limit;     /* Threads beside the first one, and how many of them there may be. */
-    pthread_t others[WALKERS];
+    int started, limit;     /* Threads besides the first one, and their maximum. */
+    pthread_t workers[MAX_THREADS];
 };
 
-/* A folder below another one, with no symlink on the way; -1: errno. */
+/* Open a folder below another one, without following symlinks; -1: errno. */
 static int open_below(int root, const char *path)
 {
     const int passing = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
     const int reading = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-    int here = root;
+    int folder = root;
     char name[256];
     for (;;) {
         size_t length = strcspn(path, "/");
@@ -53,55 +53,56 @@ static int open_below(int root, const char *path)
         }
         memcpy(name, length ? path : ".", length ? length : 1);
         name[length ? length : 1] = 0;
-        int deeper = openat(here, name, path[length] ? passing : reading);
-        if (here != root)
-            close(here);
+        int deeper = openat(folder, name, path[length] ? passing : reading);
+        if (folder != root)
+            close(folder);
         if (deeper < 0 || !path[length])
             return deeper;
-        here = deeper;
+        folder = deeper;
         path += length + 1;
     }
 }
 
-/* What a thread knows of the folder at hand. */
+/* A thread's data about its current folder. */
 struct scan {
     struct reader reader;
-    char *records;          /* Its entries; of them, those that are to be looked at. */
-    size_t room;
+    char *records;          /* Records of its entries; later of those to examine. */
+    size_t capacity;
     int64_t length, entries;
-    char *below;            /* The paths of the folders in it. */
-    size_t below_length, below_room;
+    char *below;            /* Paths of its subfolders. */
+    size_t below_length, below_capacity;
     struct counts counts;
-    int same;               /* Its own attributes are. */
+    int same;               /* Its own attributes are unchanged. */
     int surplus;            /* The destination has entries that the source has not. */
     int missing;            /* The destination has no such folder. */
-    const char **names;     /* The source's names, by their hashes; a power of two of places. */
-    size_t names_room;
+    const char **names;     /* A hash table of the source's names; its size is a power of two. */
+    size_t names_capacity;
     char *target_entries;   /* Some of the destination's entries. */
 };
 
-static int grown(char **place, size_t *room, size_t wanted)
+static int grow(char **place, size_t *capacity, size_t wanted)
 {
-    if (wanted <= *room)
+    if (wanted <= *capacity)
         return 1;
-    size_t size = *room ? *room : 1 << 16;
+    size_t size = *capacity ? *capacity : 1 << 16;
     while (size < wanted)
         size *= 2;
     char *larger = realloc(*place, size);
     if (!larger)
         return 0;
-    *place = larger, *room = size;
+    *place = larger, *capacity = size;
     return 1;
 }
 
-/* Read a whole folder's entries; whether that could be done. */
+/* Read all entries of a folder; returns whether that succeeded. */
 static int read_entries(const struct walk *walk, struct scan *scan, int folder)
 {
     const int64_t step = 512;
     int64_t got = -1;
     read_from(&scan->reader, folder);
     scan->length = scan->entries = 0;
-    while (scan->entries <= walk->most && grown(&scan->records, &scan->room, (size_t)scan->length + step * 258)) {
+    while (scan->entries <= walk->max_entries
+           && grow(&scan->records, &scan->capacity, (size_t)scan->length + step * 258)) {
         got = read_records(&scan->reader, scan->records + scan->length, step * 258, step, NULL);
         if (got <= 0)
             break;
@@ -129,20 +130,21 @@ static int has_surplus(struct scan *scan, int target)
     size_t places = 64;
     while (places < 2 * (size_t)scan->entries)
         places *= 2;
-    if (places > scan->names_room) {
+    if (places > scan->names_capacity) {
         const char **more = realloc(scan->names, places * sizeof *more);
         if (!more)
             return -1;
-        scan->names = more, scan->names_room = places;
+        scan->names = more, scan->names_capacity = places;
     }
     if (!scan->target_entries && !(scan->target_entries = malloc(step * 258)))
         return -1;
     memset(scan->names, 0, places * sizeof *scan->names);
-    for (const char *here = scan->records; here < scan->records + scan->length; here += strlen(here) + 1) {
-        size_t place = hash_of(here + 1) & (places - 1);
+    for (const char *record = scan->records; record < scan->records + scan->length;
+         record += strlen(record) + 1) {
+        size_t place = hash_of(record + 1) & (places - 1);
         while (scan->names[place])
             place = (place + 1) & (places - 1);
-        scan->names[place] = here + 1;
+        scan->names[place] = record + 1;
     }
     read_from(&scan->reader, target);
     int64_t got;
@@ -151,9 +153,10 @@ static int has_surplus(struct scan *scan, int target)
         if (got < 0)
             surplus = -1;
         const char *end = scan->target_entries + (got < 0 ? 0 : got);
-        for (const char *here = scan->target_entries; !surplus && here < end; here += strlen(here) + 1) {
-            size_t place = hash_of(here + 1) & (places - 1);
-            while (scan->names[place] && strcmp(scan->names[place], here + 1))
+        for (const char *record = scan->target_entries; !surplus && record < end;
+             record += strlen(record) + 1) {
+            size_t place = hash_of(record + 1) & (places - 1);
+            while (scan->names[place] && strcmp(scan->names[place], record + 1))
                 place = (place + 1) & (places - 1);
             surplus = !scan->names[place];
         }
@@ -161,20 +164,21 @@ static int has_surplus(struct scan *scan, int target)
     return surplus;
 }
 
-/* Of the entries, take out the folders; whether there was memory. Whether they are at the destination as well is not asked
-   here: their inodes may be far apart, and anyone who looks at them opens them anyway. */
+/* Take the folders out of the entries; returns whether there was memory. Does not check whether they exist
+   at the destination: their inodes may be far apart, and the walk opens them anyway. */
 static int take_folders(struct scan *scan, const char *path, int source)
 {
     size_t above = strlen(path);
     char *remaining = scan->records;
     scan->below_length = 0;
-    for (char *here = scan->records; here < scan->records + scan->length;) {
-        size_t size = strlen(here) + 1;
-        const char *name = here + 1;
-        struct statx its;
-        if (*here == 'd'
-            || (*here == '?' && !status_of(source, name, AT_SYMLINK_NOFOLLOW, &its) && S_ISDIR(its.stx_mode))) {
-            if (!grown(&scan->below, &scan->below_room, scan->below_length + above + size + 1))
+    for (char *record = scan->records; record < scan->records + scan->length;) {
+        size_t size = strlen(record) + 1;
+        const char *name = record + 1;
+        struct statx source_status;
+        if (*record == 'd'
+            || (*record == '?' && !status_of(source, name, AT_SYMLINK_NOFOLLOW, &source_status)
+                && S_ISDIR(source_status.stx_mode))) {
+            if (!grow(&scan->below, &scan->below_capacity, scan->below_length + above + size + 1))
                 return 0;
             char *end = scan->below + scan->below_length;
             if (above) {
@@ -185,36 +189,42 @@ static int take_folders(struct scan *scan, const char *path, int source)
             memcpy(end, name, size - 1);
             scan->below_length = (size_t)(end + size - 1 - scan->below);
         } else {
-            memmove(remaining, here, size);
+            memmove(remaining, record, size);
             remaining += size;
         }
-        here += size;
+        record += size;
     }
     scan->length = remaining - scan->records;
     return 1;
 }
 
-/* Look at a folder; 0: it has to be looked at as a whole. */
+/* Examine a folder; 0: the caller must examine it as a whole. */
 static int scan_folder(const struct walk *walk, struct scan *scan, const char *path)
 {
     int is_scanned = 0;
     int source = open_below(walk->source, path);
     int target = source < 0 ? -1 : open_below(walk->target, path);
-    struct statx its, own;
-    scan->missing = source >= 0 && target < 0 && *path && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP);
+    struct statx source_status, target_status;
+    scan->missing =
+        source >= 0 && target < 0 && *path && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP);
     memset(&scan->counts, 0, sizeof scan->counts);
-    if (target >= 0 && !status_of(source, "", AT_EMPTY_PATH, &its) && !status_of(target, "", AT_EMPTY_PATH, &own)
-        && !(its.stx_ino == walk->top.stx_ino && its.stx_dev_major == walk->top.stx_dev_major
-             && its.stx_dev_minor == walk->top.stx_dev_minor)
+    if (target >= 0 && !status_of(source, "", AT_EMPTY_PATH, &source_status)
+        && !status_of(target, "", AT_EMPTY_PATH, &target_status)
+        && !(source_status.stx_ino == walk->top.stx_ino
+             && source_status.stx_dev_major == walk->top.stx_dev_major
+             && source_status.stx_dev_minor == walk->top.stx_dev_minor)
         && read_entries(walk, scan, source)
         && (scan->surplus = walk->surplus ? has_surplus(scan, target) : 0) >= 0) {
-        carme_compare(&walk->manner, source, target, scan->records, scan->length, &scan->counts);
+        carme_compare(&walk->options, source, target, scan->records, scan->length, &scan->counts);
         scan->length = scan->counts.left;
         is_scanned = take_folders(scan, path, source);
-        scan->same = its.stx_mode == own.stx_mode && its.stx_mtime.tv_sec == own.stx_mtime.tv_sec
-                     && its.stx_mtime.tv_nsec / walk->manner.unit == own.stx_mtime.tv_nsec / walk->manner.unit
-                     && own.stx_uid == user_of(&walk->manner, &its) && own.stx_gid == group_of(&walk->manner, &its)
-                     && not_later(&its.stx_ctime, &own.stx_ctime);
+        scan->same = source_status.stx_mode == target_status.stx_mode
+                  && source_status.stx_mtime.tv_sec == target_status.stx_mtime.tv_sec
+                  && source_status.stx_mtime.tv_nsec / walk->options.unit
+                         == target_status.stx_mtime.tv_nsec / walk->options.unit
+                  && target_status.stx_uid == user_of(&walk->options, &source_status)
+                  && target_status.stx_gid == group_of(&walk->options, &source_status)
+                  && not_later(&source_status.stx_ctime, &target_status.stx_ctime);
     }
     if (target >= 0)
         close(target);
@@ -223,13 +233,13 @@ static int scan_folder(const struct walk *walk, struct scan *scan, const char *p
     return is_scanned;
 }
 
-/* Write an item, if there is room for it. */
-static int write_item(struct walk *walk, char letter, const char *path, const char *records, size_t length)
+/* Write an item if there is space for it. */
+static int write_item(struct walk *walk, char kind, const char *path, const char *records, size_t length)
 {
     size_t size = strlen(path) + 1;
     if (size + length + 2 > (size_t)(walk->items_end - walk->next_item))
         return 0;
-    *walk->next_item++ = letter;
+    *walk->next_item++ = kind;
     memcpy(walk->next_item, path, size);
     walk->next_item += size;
     memcpy(walk->next_item, records, length);
@@ -238,14 +248,14 @@ static int write_item(struct walk *walk, char letter, const char *path, const ch
     return 1;
 }
 
-/* A folder that is not at the destination is something to be looked at in the one above. */
+/* A folder that is missing at the destination is an entry to examine in its parent folder. */
 static int write_missing(struct walk *walk, const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     char *above = strndup(path, slash ? (size_t)(slash - path) : 0);
     char record[258] = "d";
     size_t length = strlen(name);
-    /* It was opened, so it is no longer than names are. */
+    /* It was opened, so its name has a valid length. */
     int written = above && length < 256;
     if (written) {
         memcpy(record + 1, name, length + 1);
@@ -257,14 +267,14 @@ static int write_missing(struct walk *walk, const char *path)
 
 static int add_waiting(struct walk *walk, const char *paths, size_t length)
 {
-    if (!grown(&walk->waiting, &walk->waiting_room, walk->waiting_length + length))
+    if (!grow(&walk->waiting, &walk->waiting_capacity, walk->waiting_length + length))
         return 0;
     memcpy(walk->waiting + walk->waiting_length, paths, length);
     walk->waiting_length += length;
     return 1;
 }
 
-/* Take the last path that waits. */
+/* Take the last waiting path. */
 static char *take_waiting(struct walk *walk)
 {
     size_t begin = walk->waiting_length - 1;
@@ -276,8 +286,8 @@ static char *take_waiting(struct walk *walk)
     return path;
 }
 
-/* What was found in a folder; 0: there is no room for it, and nothing of it counts. */
-static int note(struct walk *walk, const struct scan *scan, const char *path, int is_scanned)
+/* Record the results of a folder; 0: there is no space, and none of them count. */
+static int record_scan(struct walk *walk, const struct scan *scan, const char *path, int is_scanned)
 {
     char *before = walk->next_item;
     if (scan->missing)
@@ -285,7 +295,8 @@ static int note(struct walk *walk, const struct scan *scan, const char *path, in
     if (!is_scanned)
         return write_item(walk, 'F', path, "", 0);
     if ((scan->length || !scan->same)
-        && !write_item(walk, scan->entries > walk->batch ? 'M' : 'R', path, scan->records, (size_t)scan->length))
+        && !write_item(walk, scan->entries > walk->batch ? 'M' : 'R', path, scan->records,
+                       (size_t)scan->length))
         return 0;
     if ((scan->surplus && !write_item(walk, 'G', path, "", 0))
         || !add_waiting(walk, scan->below, scan->below_length)) {
@@ -298,25 +309,25 @@ static int note(struct walk *walk, const struct scan *scan, const char *path, in
     return 1;
 }
 
-/* How often this thread has waited for something. */
-static long waits(void)
+/* How often this thread has blocked. */
+static long voluntary_waits(void)
 {
     struct rusage used;
     return getrusage(RUSAGE_THREAD, &used) ? 0 : used.ru_nvcsw;
 }
 
-static void *walk_on(void *given);
+static void *walk_on(void *argument);
 
-/* One more thread, if there may be. */
+/* Start another thread if the limit allows. */
 static int start(struct walk *walk)
 {
     return !walk->stop && walk->started < walk->limit
-           && !pthread_create(&walk->others[walk->started], NULL, walk_on, walk) && ++walk->started;
+           && !pthread_create(&walk->workers[walk->started], NULL, walk_on, walk) && ++walk->started;
 }
 
-static void *walk_on(void *given)
+static void *walk_on(void *argument)
 {
-    struct walk *walk = given;
+    struct walk *walk = argument;
     struct scan scan = {0};
     pthread_mutex_lock(&walk->lock);
     for (;;) {
@@ -327,11 +338,11 @@ static void *walk_on(void *given)
             break;
         walk->working++;
         pthread_mutex_unlock(&walk->lock);
-        long before = waits();
+        long before = voluntary_waits();
         int is_scanned = scan_folder(walk, &scan, path);
-        long waited = waits() - before;
+        long waited = voluntary_waits() - before;
         pthread_mutex_lock(&walk->lock);
-        if (!note(walk, &scan, path, is_scanned)) {
+        if (!record_scan(walk, &scan, path, is_scanned)) {
             /* There was memory for it a moment ago. */
             (void)add_waiting(walk, path, strlen(path) + 1);
             walk->stop = walk->full = 1;
@@ -340,7 +351,7 @@ static void *walk_on(void *given)
         walk->working--;
         if (milliseconds() > walk->until)
             walk->stop = 1;
-        /* The device, or a server, is quicker with many questions at once. */
+        /* A device or server is faster with many requests at once. */
         if (waited && walk->waiting_length)
             (void)start(walk);
         pthread_cond_broadcast(&walk->changed);
@@ -354,14 +365,15 @@ static void *walk_on(void *given)
     return NULL;
 }
 
-/* A walk from the top of both trees; NULL: errno. `batch`, `most`, `surplus`: see struct walk. */
-struct walk *carme_walk(const struct manner *manner, int source, int target, int64_t batch, int64_t most, int surplus)
+/* Start a walk at the top of both trees; NULL: errno. `batch`, `max_entries`, `surplus`: see struct walk. */
+struct walk *carme_walk(const struct copy_options *options, int source, int target, int64_t batch,
+                        int64_t max_entries, int surplus)
 {
     struct walk *walk = calloc(1, sizeof *walk);
     if (!walk)
         return NULL;
-    walk->manner = *manner;
-    walk->source = source, walk->target = target, walk->batch = batch, walk->most = most;
+    walk->options = *options;
+    walk->source = source, walk->target = target, walk->batch = batch, walk->max_entries = max_entries;
     walk->surplus = surplus;
     if (status_of(target, "", AT_EMPTY_PATH, &walk->top) || !add_waiting(walk, "", 1)) {
         free(walk);
@@ -372,28 +384,28 @@ struct walk *carme_walk(const struct manner *manner, int source, int target, int
     return walk;
 }
 
-/* Go on for so many milliseconds, with so many threads, or until there is no more room. While they have to wait for
-   what they look at there may be `most` of them. `threads` 0: look at no more folders, but write those that wait as F.
-   Returns how many bytes of items there are; `left` of the counts says whether folders wait and why, `names` how many
-   were looked at. */
-int64_t carme_walk_on(struct walk *walk, int threads, int most, int64_t patience, char *items, int64_t room,
-                      struct counts *counts)
+/* Continue for `time_limit` milliseconds with `threads` threads, or until the buffer is full. While
+   threads block, up to `max_threads` run. `threads` 0: examine no more folders, but write the waiting ones
+   as F. Returns the size of the items in bytes. `left` of the counts reports whether and why folders wait,
+   `names` the number of examined folders. */
+int64_t carme_walk_on(struct walk *walk, int threads, int max_threads, int64_t time_limit, char *items,
+                      int64_t capacity, struct counts *counts)
 {
-    walk->items = walk->next_item = items, walk->items_end = items + room;
-    walk->until = milliseconds() + patience;
+    walk->items = walk->next_item = items, walk->items_end = items + capacity;
+    walk->until = milliseconds() + time_limit;
     walk->stop = walk->full = 0, walk->folders = 0;
     memset(&walk->counts, 0, sizeof walk->counts);
     pthread_mutex_lock(&walk->lock);
-    walk->started = 0, walk->limit = threads - 1 < WALKERS ? threads - 1 : WALKERS;
+    walk->started = 0, walk->limit = threads - 1 < MAX_THREADS ? threads - 1 : MAX_THREADS;
     while (start(walk))
         ;
-    walk->limit = most - 1 < WALKERS ? most - 1 : WALKERS;
+    walk->limit = max_threads - 1 < MAX_THREADS ? max_threads - 1 : MAX_THREADS;
     pthread_mutex_unlock(&walk->lock);
     if (threads)
         walk_on(walk);
-    /* A thread that is still at work starts no other one: there is nothing left to do. */
+    /* A running thread starts no other one: there is nothing left to do. */
     while (walk->started)
-        pthread_join(walk->others[--walk->started], NULL);
+        pthread_join(walk->workers[--walk->started], NULL);
     while (!threads && walk->waiting_length) {
         char *path = take_waiting(walk);
         if (!path)

@@ -248,14 +248,14 @@ def contest(
     """The rows of one size."""
     count = SIZES[size]
     repeats = max(3, min(300, 8 * MIB // count))
-    ours = ("private", "segment", "floor", "meeting")
+    measured = ("private", "segment", "floor", "meeting")
     if scene.linked:
-        ours = ("private", "bf16", "wire") if scene.ranks == 2 else ("private", "bf16")
+        measured = ("private", "bf16", "wire") if scene.ranks == 2 else ("private", "bf16")
     times: dict[str, list[float]] = {}
     turn, began = 0, time.monotonic()
     while turn <= rounds:
         for name, contestant in contestants.items():
-            for mode in ours if name == "carme" else ("private",):
+            for mode in measured if name == "carme" else ("private",):
                 took = contestant.turn(mode, count, repeats, check=turn in (0, rounds))
                 if turn:  # the first one warms up
                     times.setdefault(mode if name == "carme" else name, []).append(took)
@@ -293,31 +293,31 @@ def judge(
     scene: Scene, mode: str, size: int, medians: dict[str, float], floor: float | None
 ) -> tuple[str, bool | None]:
     """What was aimed at for this row, and whether it holds; None where nothing was."""
-    ours = medians[mode]
+    measured = medians[mode]
     gloo = medians.get("gloo", math.inf)
     mpi = min((medians[name] for name in MPI if name in medians), default=math.inf)
     if mode == "bf16":
         if size < MIB or not scene.gbit:
             return "", None
-        return "1.9x as fast as float32", ours * 1.9 <= medians["private"]
+        return "1.9x as fast as float32", measured * 1.9 <= medians["private"]
     if scene.linked:
-        holds = ours <= 1.05 * min(gloo, mpi, medians.get("horovod", math.inf))
+        holds = measured <= 1.05 * min(gloo, mpi, medians.get("horovod", math.inf))
         if size < MIB or not floor:
             return "at most 1.05x the best peer", holds
-        return "at most 1.05x the best peer, within 6 % of the floor", holds and ours <= 1.06 * floor
+        return "at most 1.05x the best peer, within 6 % of the floor", holds and measured <= 1.06 * floor
     if scene.ranks == 4:
-        return "ahead of the best MPI", ours < mpi
+        return "ahead of the best MPI", measured < mpi
     if size <= KIB:
-        return "below 1 us", ours < 1
+        return "below 1 us", measured < 1
     if size < MIB or size > 64 * MIB:
         return "", None
     if mode == "segment":
-        near = floor is None or ours <= 1.5 * floor
+        near = floor is None or measured <= 1.5 * floor
         return (
             "15x Gloo, 5x the best MPI, within 1.5x of the floor",
-            ours * 15 <= gloo and ours * 5 <= mpi and near,
+            measured * 15 <= gloo and measured * 5 <= mpi and near,
         )
-    return "6x Gloo, 2x the best MPI", ours * 6 <= gloo and ours * 2 <= mpi
+    return "6x Gloo, 2x the best MPI", measured * 6 <= gloo and measured * 2 <= mpi
 
 
 # Starting the contestants

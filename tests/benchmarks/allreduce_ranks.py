@@ -101,10 +101,10 @@ def as_carme() -> tuple[int, int, Callable[[str, int], Any]]:
             def operate() -> None:
                 for begin in range(0, part, step):
                     total = buffers[0][begin : begin + step]
-                    for other in buffers[1:]:
-                        np.add(total, other[begin : begin + step], out=total)
-                    for other in buffers[1:]:
-                        other[begin : begin + step] = total
+                    for second in buffers[1:]:
+                        np.add(total, second[begin : begin + step], out=total)
+                    for second in buffers[1:]:
+                        second[begin : begin + step] = total
 
             return np.zeros(1, np.float32), operate, process.barrier
         if mode == "meeting":

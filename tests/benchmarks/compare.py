@@ -36,8 +36,8 @@ from carme_runtime.compare import Result, load
 from carme_runtime.compare.figures import ratio
 from carme_runtime.compare.results import MEASURED, Turn
 
-OURS, SLOWED, PERCENT = "parallelize", "torch-gloo", 10.0
-NEIGHBOURED, ROUNDS = (SLOWED, OURS), ("--rounds", "15")  # with the neighbour: more than a hundred turns
+CARME, SLOWED, PERCENT = "parallelize", "torch-gloo", 10.0
+NEIGHBOURED, ROUNDS = (SLOWED, CARME), ("--rounds", "15")  # with the neighbour: more than a hundred turns
 MORE = ("--minutes", "3")  # of rounds of the rows that are uncertain, also with --quick
 STEADY = "horovod-face"  # what the slowed one is compared with, before and after
 SPELL_SECONDS, BREAK_SECONDS = (1.0, 2.0), (2.0, 5.0)  # of the neighbour, drawn between these
@@ -137,7 +137,7 @@ def marked(result: Result, spells: Sequence[Spell]) -> dict[str, Any]:
     disturbed = [turn for turn in turns if disturbed_share(turn, spells) >= DISTURBED_SHARE]
     share = 100 * sum(bool(turn.reasons) for turn in disturbed) / len(disturbed) if disturbed else None
     holds = None if share is None else share >= 95
-    counts = {"turns": len(turns), "disturbed_turns": len(disturbed)}
+    counts: dict[str, Any] = {"turns": len(turns), "disturbed_turns": len(disturbed)}
     return row("marked_disturbed", "%", share, aim="at least 95 %", holds=holds, **counts)
 
 
@@ -155,7 +155,8 @@ def moved(result: Result, spells: Sequence[Spell]) -> list[dict[str, Any]]:
             quiet = [turn.ms for turn in each.turns if not disturbed_share(turn, spells)]
             if quiet:
                 changes.append(100 * abs(each.step.median / statistics.median(quiet) - 1))
-        most, counts = max(changes, default=None), {"disturbed_rows": len(several) - len(vouched)}
+        most = max(changes, default=None)
+        counts: dict[str, Any] = {"disturbed_rows": len(several) - len(vouched)}
         holds = None if most is None else most < 3
         rows.append(row(f"neighbour_moved_{network}", "%", most, aim="less than 3 %", holds=holds, **counts))
     return rows
@@ -170,10 +171,10 @@ def apart(before: Result, beside: Result, after: Result) -> list[dict[str, Any]]
             if each.network != network or each.status != MEASURED:
                 continue
             quiet = [
-                other.step.median
+                peer.step.median
                 for result in (before, after)
-                for other in result.of(network, each.ranks)
-                if other.contestant == each.contestant
+                for peer in result.of(network, each.ranks)
+                if peer.contestant == each.contestant
             ]
             if len(quiet) == 2:
                 changes.append(100 * abs(each.step.median / statistics.mean(quiet) - 1))
@@ -197,7 +198,7 @@ def steps(result: Result) -> list[dict[str, Any]]:
     for network in result.networks():
         for ranks in result.ranks():
             times = {entry.contestant: entry.step.median for entry in result.of(network, ranks)}
-            rows.append(row(f"step_ms_{network}_{ranks}", "ms", times.pop(OURS, None), peers=times))
+            rows.append(row(f"step_ms_{network}_{ranks}", "ms", times.pop(CARME, None), peers=times))
     return rows
 
 
@@ -220,7 +221,7 @@ def repetitions(first: Result, second: Result) -> list[dict[str, Any]]:
         middle = statistics.median(changes) if changes else None
         # A minority of the rows does not prove that repetitions agree.
         holds = None if middle is None else middle < 3 and 2 * len(vouched) > len(pairs)
-        counts = {"marked_rows": len(pairs) - len(vouched)}
+        counts: dict[str, Any] = {"marked_rows": len(pairs) - len(vouched)}
         rows.append(row(f"repeated_{network}", "%", middle, aim="less than 3 %", holds=holds, **counts))
     return rows
 

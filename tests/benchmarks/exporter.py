@@ -258,7 +258,7 @@ def measure(pid: int, url: str, rounds: int) -> Cost:
     return Cost(statistics.median(times), cpu, peak, series, len(answer))
 
 
-def ours(node: Node, library: Path, rounds: int) -> Cost:
+def carme(node: Node, library: Path, rounds: int) -> Cost:
     """The exporter on that node."""
     port = free_port()
     command: list[str | Path] = [
@@ -366,7 +366,7 @@ def main() -> int:
             with Node(folder, layout) as node:
                 for count in (JOBS * len(STEPS), PROCESSES):
                     node.populate(count)
-                    costs[count] = ours(node, library, rounds)
+                    costs[count] = carme(node, library, rounds)
                 peers = {
                     "node_exporter": node_exporter(rounds),
                     "subprocess": started_program(node, library, folder, rounds),
@@ -382,19 +382,19 @@ def main() -> int:
 def _rows(layout: str, costs: dict[int, Cost], peers: dict[str, Cost | None]) -> list[dict[str, object]]:
     full = costs[PROCESSES]
 
-    def others(value: Callable[[Cost], float]) -> dict[str, float | None]:
+    def peers_by(value: Callable[[Cost], float]) -> dict[str, float | None]:
         return {name: value(cost) if cost and value(cost) else None for name, cost in peers.items()}
 
     few = costs[JOBS * len(STEPS)]
     growth, factor = full.cpu_ms / few.cpu_ms, PROCESSES / (JOBS * len(STEPS))
     return [
-        row(f"scrape_ms {layout}", "ms", full.scrape_ms, peers=others(lambda measured: measured.scrape_ms),
+        row(f"scrape_ms {layout}", "ms", full.scrape_ms, peers=peers_by(lambda measured: measured.scrape_ms),
             aim="median under 50 ms", holds=full.scrape_ms < 50),
-        row(f"cpu_percent {layout}", "% of core", full.share, peers=others(lambda measured: measured.share),
+        row(f"cpu_percent {layout}", "% of core", full.share, peers=peers_by(lambda measured: measured.share),
             aim="under 0.5 % at a scrape every 15 s", holds=full.share < 0.5),
-        row(f"memory_mb {layout}", "MiB", full.memory_mb, peers=others(lambda measured: measured.memory_mb),
+        row(f"memory_mb {layout}", "MiB", full.memory_mb, peers=peers_by(lambda measured: measured.memory_mb),
             aim="peak under 60 MiB", holds=full.memory_mb < 60),
-        row(f"series {layout}", "", float(full.series), peers=others(lambda measured: float(measured.series)),
+        row(f"series {layout}", "", float(full.series), peers=peers_by(lambda cost: float(cost.series)),
             answer_bytes=full.answer_bytes),
         row(f"growth {layout}", "times", growth,
             aim=f"processor time grows less than processes ({factor:.1f} times)", holds=growth < factor,

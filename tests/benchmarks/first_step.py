@@ -30,7 +30,7 @@ from two_nodes import TwoNodes, can_be_made
 
 __all__ = ["first_steps"]
 
-OURS, AT_ONCE, DDP, HOROVOD = "carme_streamed", "carme_at_once", "gloo_ddp", "horovod"
+CARME, AT_ONCE, DDP, HOROVOD = "carme_streamed", "carme_at_once", "gloo_ddp", "horovod"
 GBIT, WIDTH = 1.0, 1024
 MOST, LEAST = 1.15, 1.8  # times the floor; times faster than Horovod
 _PROBE_SAMPLES = 64
@@ -62,7 +62,7 @@ def _start_all(
     listener.bind(str(door))
     listener.listen(16)
     program, more = Path(__file__), {_LAYERS: str(layers)}
-    contestants = {name: start(scene, name, door, nodes, program, more) for name in (OURS, AT_ONCE, DDP)}
+    contestants = {name: start(scene, name, door, nodes, program, more) for name in (CARME, AT_ONCE, DDP)}
     if has_horovod():
         contestants[HOROVOD] = start_horovod(scene, door, nodes, program, more)
     elif importlib.util.find_spec("horovod"):
@@ -74,7 +74,7 @@ def _start_all(
     if absent := admit(contestants, listener):
         logs = [(folder / f"{name}.log").read_text(errors="replace")[-2000:] for name in absent]
         message = f"These did not start: {', '.join(absent)}\n" + "\n".join(logs)
-        if not {OURS, DDP} <= contestants.keys():
+        if not {CARME, DDP} <= contestants.keys():
             raise SystemExit(message)
         print(message, file=sys.stderr)
     return contestants
@@ -86,7 +86,7 @@ def _measure(
     """Rows of `turns` turns; one more warms up."""
 
     def forward(samples: int) -> float:
-        return max(each["forward"] for each in contestants[OURS].order({"forward": samples}))
+        return max(each["forward"] for each in contestants[CARME].order({"forward": samples}))
 
     forward(_PROBE_SAMPLES)
     samples = max(1, round(_PROBE_SAMPLES * wire / forward(_PROBE_SAMPLES)))
@@ -117,29 +117,29 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """The rows of medians in milliseconds, by what ends a turn and by contestant."""
     loss, step = medians["loss"], medians["step"]
-    floor, ours = max(wire, forward), loss[OURS]
+    floor, measured = max(wire, forward), loss[CARME]
     peer = HOROVOD if HOROVOD in loss else DDP
     note = "" if peer == HOROVOD else ", in place of Horovod, which is not installed"
     return [
         row(
             "first_loss_ms_mlp_2_1gbit",
             "ms",
-            ours,
-            peers={name: value for name, value in loss.items() if name != OURS},
+            measured,
+            peers={name: value for name, value in loss.items() if name != CARME},
             floor=floor,
             aim=f"at most {MOST}x the floor; at least {LEAST}x {peer}{note}",
-            holds=ours <= MOST * floor and loss[peer] >= LEAST * ours,
+            holds=measured <= MOST * floor and loss[peer] >= LEAST * measured,
             wire_ms=wire,
             forward_ms=forward,
-            of_floor=ours / floor,
-            faster={name: value / ours for name, value in loss.items() if name != OURS},
+            of_floor=measured / floor,
+            faster={name: value / measured for name, value in loss.items() if name != CARME},
             **more,
         ),
         row(
             "first_step_ms_mlp_2_1gbit",
             "ms",
-            step[OURS],
-            peers={name: value for name, value in step.items() if name != OURS},
+            step[CARME],
+            peers={name: value for name, value in step.items() if name != CARME},
         ),
     ]
 
@@ -202,7 +202,7 @@ def _joined(name: str) -> tuple[int, Callable[[], Any], Callable[[Any, Any], tup
         return dist.get_rank(), dist.barrier, lambda m, o: (DistributedDataParallel(m), o)
     from carme_runtime.torch import parallelize
 
-    chosen = "streamed" if name == OURS else ""
+    chosen = "streamed" if name == CARME else ""
     return dist.get_rank(), dist.barrier, lambda m, o: parallelize(m, o, start=chosen)
 
 

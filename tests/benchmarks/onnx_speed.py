@@ -148,21 +148,21 @@ def ocr(count: int, rounds: int) -> dict[str, Any]:
         given = images(model, shape, count)
         for number in range(rounds):
             for workers in (1, 2):
-                ours = times.setdefault(("ours", workers), [0.0] * rounds)
-                ours[number] += through_net(model, given, workers)
-                theirs = times.setdefault(("independent", workers), [0.0] * rounds)
-                theirs[number] += independent(file, given, workers)
+                measured = times.setdefault(("ours", workers), [0.0] * rounds)
+                measured[number] += through_net(model, given, workers)
+                reference = times.setdefault(("independent", workers), [0.0] * rounds)
+                reference[number] += independent(file, given, workers)
     middle = {key: statistics.median(each) for key, each in times.items()}
-    ours = middle["ours", 1] / middle["ours", 2]
-    theirs = middle["independent", 1] / middle["independent", 2]
+    measured = middle["ours", 1] / middle["ours", 2]
+    reference = middle["independent", 1] / middle["independent", 2]
     fraction = middle["independent", 2] / middle["ours", 2]
     return row(
         "ocr_200_images_speedup",
         "x",
-        ours,
-        peers={"two processes": theirs},
+        measured,
+        peers={"two processes": reference},
         aim=f">= {SPEEDUP} of one worker, {OF_INDEPENDENT} of two processes (is {fraction:.2f})",
-        holds=ours >= SPEEDUP and fraction >= OF_INDEPENDENT,
+        holds=measured >= SPEEDUP and fraction >= OF_INDEPENDENT,
         of_independent=fraction,
         milliseconds={f"{who}_{workers}": 1000 * value for (who, workers), value in middle.items()},
     )
@@ -258,8 +258,10 @@ def split_speedup(name: str, count: int, rounds: int) -> dict[str, Any]:
             times[f"threads_{workers}"].append(with_threads(file, given, workers))
     middle = {key: 1000 * statistics.median(each) for key, each in times.items()}
     peer = {"two threads": middle["threads_1"] / middle["threads_2"]}
-    ours = middle["ours_1"] / middle["ours_2"]
-    return row(f"{name}_split_speedup", "x", ours, peers=peer, aim="none", milliseconds=middle, splits=splits)
+    measured = middle["ours_1"] / middle["ours_2"]
+    return row(
+        f"{name}_split_speedup", "x", measured, peers=peer, aim="none", milliseconds=middle, splits=splits
+    )
 
 
 def main() -> int:

@@ -49,9 +49,9 @@ def main() -> None:
         ("samples_ratio", "x", "epochs", SAMPLES),
         ("slowed_time_ratio", "x", "seconds", TIME),
     ):
-        ours, theirs = (statistics.median(found[mode][key]) for mode in ("async", "sync"))
-        ratio = ours / theirs
-        more = {"ours_" + key: ours, "sync_" + key: theirs}
+        measured, reference = (statistics.median(found[mode][key]) for mode in ("async", "sync"))
+        ratio = measured / reference
+        more = {"ours_" + key: measured, "sync_" + key: reference}
         rows.append(row(name, unit, ratio, aim=f"<= {aim}", holds=ratio <= aim, **more))
     print_table(rows)
     if arguments.json:

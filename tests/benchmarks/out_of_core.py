@@ -104,14 +104,14 @@ def contest(
         free, error = run(arguments)
         if free is None:
             raise SystemExit(f"{name} fails without a limit, too: {error}")
-        ours, error = run([*arguments, limit, folder], limit)
-        if ours is None:
+        carme, error = run([*arguments, limit, folder], limit)
+        if carme is None:
             peers, why = other_peers(arguments, limit, state, folder)
             peers["unlimited"] = median(free)
             aim = "trains"
             more = {"error": error, "no_figure": why}
             return [row(f"step_ms_{name}", "ms", None, peers=peers, aim=aim, holds=False, **more)]
-        plan = ours[-1]["plan"]
+        plan = carme[-1]["plan"]
         moved = [f"--beside={folder}", f"--read={plan['read']}", f"--written={plan['written']}"]
         beside, error = run([*moved, *arguments])
         if beside is None:
@@ -119,7 +119,7 @@ def contest(
         seen, error = run([*arguments, "64GiB", folder]) if factor < 2 else (None, "")
         if error:
             raise SystemExit(f"{name} fails with a limit that it does not reach: {error}")
-        turns.append(Turn(free, ours, beside, seen))
+        turns.append(Turn(free, carme, beside, seen))
     return rows_of(name, factor, limit, turns, *other_peers(arguments, limit, state, folder))
 
 
@@ -135,13 +135,13 @@ class Turn:
     """
 
     free: list[dict[str, Any]]
-    ours: list[dict[str, Any]]
+    carme: list[dict[str, Any]]
     beside: list[dict[str, Any]]
     seen: list[dict[str, Any]] | None
 
     @property
     def plan(self) -> dict[str, Any]:
-        return self.ours[-1]["plan"]
+        return self.carme[-1]["plan"]
 
     @property
     def floor(self) -> float:
@@ -155,7 +155,7 @@ class Turn:
         What one step begins to write the next one may end, so this is the mean of those that go by a plan
         from their begin.
         """
-        measured = statistics.mean(line["moved"] for line in steady(self.ours))
+        measured = statistics.mean(line["moved"] for line in steady(self.carme))
         return round(measured), self.plan["read"] + self.plan["written"], self.plan["planned"]
 
 
@@ -181,7 +181,7 @@ def rows_of(
     no_figure: dict[str, str],
 ) -> list[dict[str, Any]]:
     """The rows of what trained: medians over the turns."""
-    of_turns = [median(turn.ours) for turn in turns]
+    of_turns = [median(turn.carme) for turn in turns]
     seconds = statistics.median(of_turns)
     unlimited = statistics.median(median(turn.free) for turn in turns)
     beside = statistics.median(median(turn.beside) for turn in turns)
@@ -189,8 +189,8 @@ def rows_of(
     measured, belady, planned = (
         statistics.median(sums) for sums in zip(*(turn.moved for turn in turns), strict=True)
     )
-    same = all(losses(turn.ours) == losses(turn.free) for turn in turns)
-    peak = max(turn.ours[-1]["peak"] for turn in turns)
+    same = all(losses(turn.carme) == losses(turn.free) for turn in turns)
+    peak = max(turn.carme[-1]["peak"] for turn in turns)
     plan = turns[-1].plan
     rows = [
         row(f"step_ms_{name}", "ms", seconds, peers={"unlimited": unlimited, "floor_beside": beside, **peers},
@@ -218,7 +218,7 @@ def rows_of(
 
 def of_steps(turns: list[Turn], key: str) -> float:
     """Milliseconds of a step that the program counted under this key: the median of all turns' steps."""
-    return 1000 * statistics.median(line[key] for turn in turns for line in steady(turn.ours))
+    return 1000 * statistics.median(line[key] for turn in turns for line in steady(turn.carme))
 
 
 def losses(lines: list[dict[str, Any]]) -> list[str]:

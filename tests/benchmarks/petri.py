@@ -83,7 +83,7 @@ def processor(processes: list[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def ours(tasks: int, links: int) -> dict[str, float]:
+def carme(tasks: int, links: int) -> dict[str, float]:
     """Tasks of nets with workers here, and a range that is handed over."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         return nets(WORKERS, tasks, links, Path(folder)) | {
@@ -283,7 +283,7 @@ def timed(
     }
 
 
-CONTESTANTS = {"ours": ours, "ours on dask": ours_on_dask, "dask": dask, "parsl": parsl, "ray": ray}
+CONTESTANTS = {"ours": carme, "ours on dask": ours_on_dask, "dask": dask, "parsl": parsl, "ray": ray}
 
 
 def measure(name: str, quick: bool) -> dict[str, float]:
@@ -334,19 +334,19 @@ def report(rounds: list[dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
     rounds = [{name: found for name, found in each.items() if name != "ours on dask"} for each in rounds]
     for kind, aim in AIMS.items():
         middle = {name: statistics.median(each[name][kind] for each in rounds) for name in rounds[0]}
-        mine = middle.pop("ours")
+        measured = middle.pop("ours")
         best = min(middle.values(), default=None)
         words = f"at most {aim:.0f} us" + (f", and {RATIO:.0f}x the better peer" if best else "")
-        holds = mine <= aim and (best is None or best >= RATIO * mine)
-        rows.append(row(f"task_us_{kind}", "us", mine, peers=middle, aim=words, holds=holds))
+        holds = measured <= aim and (best is None or best >= RATIO * measured)
+        rows.append(row(f"task_us_{kind}", "us", measured, peers=middle, aim=words, holds=holds))
     middle = {
         name: statistics.median(each[name]["handover"] for each in rounds)
         for name in rounds[0]
         if "handover" in rounds[0][name]
     }
-    mine = middle.pop("ours")
+    measured = middle.pop("ours")
     words = f"no copy: at most {MOST_MS:.0f} ms"
-    rows.append(row("handover_1GB_ms", "ms", mine, peers=middle, aim=words, holds=mine <= MOST_MS))
+    rows.append(row("handover_1GB_ms", "ms", measured, peers=middle, aim=words, holds=measured <= MOST_MS))
     for kind in AIMS:
         used = statistics.median(each["ours"][f"{kind}_cpu"] for each in rounds)
         rows.append(row(f"{kind}_cpu_us", "us", used))

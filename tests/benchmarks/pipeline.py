@@ -112,7 +112,7 @@ def table(rounds: list[dict[str, float]]) -> list[dict[str, Any]]:
     off = statistics.median(offs)
     aim = f"at most 10 %: {offs[0]:.1f} to {offs[-1]:.1f}"
     # What is predicted too short or too long: what a stage computes, or the step that is made of it.
-    signed = {
+    signed: dict[str, Any] = {
         name: [100 * (each[predicted] / each[measured] - 1) for each in rounds]
         for name, predicted, measured in (
             ("step_of_rounds", "predicted_1f1b", "1f1b"),
@@ -164,7 +164,7 @@ def work(file: Path, quick: bool) -> None:
         "torch_pipelining": torch_pipelining(copy.deepcopy(model), inputs, targets),
     }
     for schedule in SCHEDULES:
-        contestants[schedule] = ours(copy.deepcopy(model), schedule, inputs, targets, predicted)
+        contestants[schedule] = carme(copy.deepcopy(model), schedule, inputs, targets, predicted)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     order = list(contestants)
     for turn in range(turns + 2):
@@ -198,7 +198,7 @@ def planned(model: Any, schedule: str, inputs: Any) -> tuple[Any, Any]:
     )
 
 
-def ours(
+def carme(
     model: Any, schedule: str, inputs: Any, targets: Any, predicted: dict[str, Any]
 ) -> Callable[[], Any]:
     from torch.nn import functional

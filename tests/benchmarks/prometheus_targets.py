@@ -76,13 +76,13 @@ def _until_read(program: str, folder: Path, count: int) -> float:
 def _exporters() -> Iterator[int]:
     """What answers as all nodes' exporters, in a process of its own; its port."""
     context = get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(theirs,))
+    own_end, peer_end = context.Pipe()
+    process = context.Process(target=_answer, args=(peer_end,))
     process.start()
     try:
-        yield int(ours.recv())
+        yield int(own_end.recv())
     finally:
-        ours.send(None)
+        own_end.send(None)
         process.join()
 
 

@@ -40,7 +40,8 @@ def machine() -> dict[str, Any]:
 def row(
     name: str,
     unit: str,
-    ours: float | None,
+    figure: float | None,
+    /,
     *,
     peers: Mapping[str, float | None] | None = None,
     floor: float | None = None,
@@ -53,11 +54,11 @@ def row(
     Args:
         name: What was measured.
         unit: Of all figures of the row.
-        ours: Our figure; None when it could not be measured.
-        peers: The others' figures, by name.
-        floor: What nobody can get below.
-        aim: What was aimed at, in words; empty when nothing was.
-        holds: Whether the aim was reached; None when there is none.
+        figure: Carme's figure; None if it could not be measured.
+        peers: Figures of the peers, by name.
+        floor: The lower bound.
+        aim: The aim in words; empty if there is none.
+        holds: Whether the aim was reached; None if there is none.
         more: Further figures, for the JSON alone.
     """
 
@@ -67,7 +68,7 @@ def row(
     return {
         "name": name,
         "unit": unit,
-        "ours": short(ours),
+        "ours": short(figure),
         "peers": {peer: short(value) for peer, value in (peers or {}).items()},
         "floor": short(floor),
         "aim": aim,

@@ -189,11 +189,11 @@ async def measure(size: tuple[int, int, int], seconds: float) -> Measured:
             snapshot = time.monotonic() - begun
             used, begun = _cpu(process.pid), time.monotonic()
             stop = asyncio.Event()
-            others = asyncio.create_task(_work(site, stop))
+            rest = asyncio.create_task(_work(site, stop))
             await asyncio.sleep(seconds)
             percent = (_cpu(process.pid) - used) / (time.monotonic() - begun) * 100
             stop.set()
-            await others
+            await rest
             seen = [await _seen(site, client) for _ in range(CHANGES)]
             return Measured(snapshot, percent, _peak(process.pid), max(seen))
     finally:

@@ -344,7 +344,7 @@ def judged_knees(found: Found) -> list[dict[str, Any]]:
             alone = "alone" if name == "measured" else f"{name}_alone"
             several += knees({1: 1.0} | {n: figures[alone] / figures[name] for n, figures in turns.items()})
     shares = {
-        name: [abs(math.log2(ours / real)) for ours, real in zip(several, known["measured"], strict=True)]
+        name: [abs(math.log2(carme / real)) for carme, real in zip(several, known["measured"], strict=True)]
         for name, several in known.items()
     }
 

@@ -135,18 +135,18 @@ def judge(times: dict[str, list[Times]]) -> list[dict[str, Any]]:
 
 def rows_of_ready(ready: dict[str, float]) -> list[dict[str, Any]]:
     """How long until a server can be used, and how much of it is our part."""
-    ours, peer, floor = (ready[name] for name in ("ours", "batchspawner", "bare"))
-    over, peer_over = ours - floor, peer - floor
+    measured, peer, floor = (ready[name] for name in ("ours", "batchspawner", "bare"))
+    over, peer_over = measured - floor, peer - floor
     return [
         row(
             "start_to_ready_s",
             "s",
-            ours,
+            measured,
             peers={"batchspawner": peer},
             floor=floor,
             aim="over the floor at most 0.8 s and 0.4 of batchspawner's",
             holds=over <= 0.8 and over <= 0.4 * peer_over,
-            ratio=round(ours / peer, 3),
+            ratio=round(measured / peer, 3),
         ),
         row(
             "start_overhead_s",

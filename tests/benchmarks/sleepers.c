@@ -1,5 +1,6 @@
-/* `sleepers UID COUNT GROUP ...`: joins the control groups (paths of their `cgroup.procs`), becomes UID, and is COUNT
- * processes that sleep until their parent ends. Prints the number of each, a line, then an empty one. */
+/* `sleepers UID COUNT GROUP ...`: joins the control groups (paths of their `cgroup.procs`), becomes UID,
+ * and forks into COUNT processes that sleep until their parent ends. Prints their process ids, one per
+ * line, then an empty line. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -79,7 +79,7 @@ def main() -> None:
     loads: dict[str, list[Load]] = {"ours": [], "batchspawner": []}
     with crowd(site):
         if arguments.only != "batchspawner":
-            loads["ours"] = ours(site, counts, seconds)
+            loads["ours"] = carme(site, counts, seconds)
         if arguments.only != "ours":
             loads["batchspawner"] = batchspawner(site, counts, seconds)
     rows = judge(loads)
@@ -97,20 +97,20 @@ def judge(loads: dict[str, list[Load]]) -> list[dict[str, Any]]:
     fewest = by_count["ours"].get(counts[0])
 
     def figures(name: str, unit: str, count: int, of: Callable[[Load], float], **aim: Any) -> None:
-        mine, peer = by_count["ours"].get(count), by_count["batchspawner"].get(count)
+        measured, peer = by_count["ours"].get(count), by_count["batchspawner"].get(count)
         rows.append(
             row(
                 f"{name}_{count}",
                 unit,
-                of(mine) if mine else None,
+                of(measured) if measured else None,
                 peers={"batchspawner": of(peer) if peer else None},
-                **aim if mine else {},
+                **aim if measured else {},
             )
         )
 
     for count in counts:
-        mine = by_count["ours"].get(count)
-        rpcs = mine.rpcs if mine else 0.0
+        measured = by_count["ours"].get(count)
+        rpcs = measured.rpcs if measured else 0.0
         independent = fewest is None or rpcs <= 1.1 * fewest.rpcs + 2
         aim = "under 70, and not more for more users"
         figures(
@@ -126,17 +126,17 @@ def judge(loads: dict[str, list[Load]]) -> list[dict[str, Any]]:
     for count in counts:
         figures("hub_memory_per_server", "MiB", count, lambda load: load.memory)
     for count in counts:
-        mine = by_count["ours"].get(count)
-        slowest = max(mine.stop.values()) if mine else 0.0
-        more = {"each": mine.stop} if mine else {}
+        measured = by_count["ours"].get(count)
+        slowest = max(measured.stop.values()) if measured else 0.0
+        more = {"each": measured.stop} if measured else {}
         figures(
             "stop_seen_after",
             "s",
             count,
             lambda load: max(load.stop.values()),
-            floor=mine.slurm if mine else None,
+            floor=measured.slurm if measured else None,
             aim="under 2",
-            holds=mine is not None and slowest < 2,
+            holds=measured is not None and slowest < 2,
             **more,
         )
     return rows
@@ -145,7 +145,7 @@ def judge(loads: dict[str, list[Load]]) -> list[dict[str, Any]]:
 # The two sides
 
 
-def ours(site: DemoSite, counts: list[int], seconds: int) -> list[Load]:
+def carme(site: DemoSite, counts: list[int], seconds: int) -> list[Load]:
     """The site's own hub."""
     token = site.run("head", "cat", "/etc/carme/secrets/hub-api-token").stdout.strip()
     with HubApi(f"{site.url}/jupyter/", token, str(site.certificate)) as hub:

@@ -1,5 +1,6 @@
-/* What a monitor that starts `nvidia-smi` for each look would start, as lean as it can be: loads the library, asks each GPU
- * for load, memory, power, temperature and processes, prints a line for each, and ends. The real one takes longer. */
+/* The least that a monitor starts if it runs `nvidia-smi` for each sample: loads the library, queries
+ * load, memory, power, temperature and processes of each GPU, prints a line for each, and ends. The real
+ * program takes longer. */
 #include <stdio.h>
 
 typedef struct { unsigned gpu, memory; } Rates;

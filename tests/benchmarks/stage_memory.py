@@ -121,7 +121,7 @@ def _work(name: str, folder: Path) -> None:
         graph = trace(model, inputs, seconds=1.0)
         request = Request(RANKS, len(inputs), RANKS, MICRO_BATCHES)
         memory = ROOM * max(stage.memory_bytes for stage in plan(graph, request).stages)
-        ours, optimizer = pipeline(
+        carme, optimizer = pipeline(
             model,
             optimizer,
             example=inputs,
@@ -133,18 +133,18 @@ def _work(name: str, folder: Path) -> None:
         pages.trim()
         pages.forget_peak()
         for _ in range(STEPS):
-            ours.step(inputs, targets, loss=functional.mse_loss)
+            carme.step(inputs, targets, loss=functional.mse_loss)
             optimizer.step()
             optimizer.zero_grad()
-        return ours
+        return carme
 
     train(*_make(name, small=True)).close()  # what libraries load and compile is there from now on
     _, inputs, targets = _make(name, small=False)
     before = pages.resident()
-    ours = train(_make(name, small=False)[0], inputs, targets)
+    carme = train(_make(name, small=False)[0], inputs, targets)
     peak = pages.peak()
     rank = dist.get_rank()
-    predicted = ours.plan().stages[rank].memory_bytes
+    predicted = carme.plan().stages[rank].memory_bytes
     (folder / str(rank)).write_text(
         json.dumps({"measured": peak - before - of_others(), "predicted": predicted, "of_steps": peak})
     )

@@ -70,7 +70,7 @@ def carme(*arguments: str) -> list[str]:
     return [*CARME, "data", *arguments]
 
 
-def ours(source: Path, target: Path) -> list[list[str]]:
+def by_carme(source: Path, target: Path) -> list[list[str]]:
     """Verified, as it is by default."""
     return [carme("copy", "--quiet", str(source), str(target))]
 
@@ -104,7 +104,7 @@ def tar(source: Path, target: Path) -> list[list[str]]:
 
 
 TOOLS: dict[str, Callable[[Path, Path], list[list[str]]]] = {
-    "ours": ours,
+    "ours": by_carme,
     "unverified": unverified,
     "cp": cp,
     "rsync": rsync,
@@ -539,15 +539,15 @@ class Bench:
         """A row of the report; `more` are others' figures that were measured elsewise."""
         medians = {tool: statistics.median(taken for taken, _ in each) for tool, each in times.items()}
         processor = {tool: statistics.median(used for _, used in each) for tool, each in times.items()}
-        mine = medians.pop("ours")
+        measured = medians.pop("ours")
         reached = None
         with contextlib.suppress(KeyError):
             # Not all of the others are always measured.
-            reached = holds and holds(lambda tool: mine if tool == "ours" else medians[tool])
+            reached = holds and holds(lambda tool: measured if tool == "ours" else medians[tool])
         return row(
             name,
             "s",
-            mine,
+            measured,
             peers={**medians, **(more or {})},
             floor=floor,
             aim=aim,

@@ -75,13 +75,13 @@ def event_rows() -> list[dict[str, Any]]:
         printed = subprocess.run(
             command, check=True, timeout=START_SECONDS, stdout=subprocess.PIPE, text=True
         )
-        ours = float(printed.stdout.split()[0])
+        measured = float(printed.stdout.split()[0])
         try:
             peers = {"otf2": otf2_event_ns(folder / "archive")}
         except ImportError:
             peers = {}
     aim = f"at most {MOST_NS}"
-    return [row("core_event_ns", "ns", ours, peers=peers, aim=aim, holds=ours <= MOST_NS)]
+    return [row("core_event_ns", "ns", measured, peers=peers, aim=aim, holds=measured <= MOST_NS)]
 
 
 def otf2_event_ns(folder: Path) -> float:

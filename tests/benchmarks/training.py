@@ -47,10 +47,10 @@ BATCH = {
     "keras_mlp": 32,
     "keras_cnn": 16,
 }  # samples to a rank and step
-OURS = "carme_parallelize"
+CARME = "carme_parallelize"
 KERAS = "carme_keras"  # ours for models of Keras, which the others train in a loop of PyTorch's
 ALONE = "alone"  # computes without communicating
-METHODS = ("gloo_ddp", "carme_ddp", OURS, "carme_overlap_step", "carme_horovod", "horovod")
+METHODS = ("gloo_ddp", "carme_ddp", CARME, "carme_overlap_step", "carme_horovod", "horovod")
 KERAS_METHODS = ("gloo_ddp", "carme_ddp", KERAS, "carme_horovod", "horovod")
 QUICK = ("mlp", "keras_mlp")
 RATES = (10.0, 1.0)  # Gbit/s of the link between two nodes
@@ -119,7 +119,7 @@ def measure(
     model: str, scene: Scene, rounds: int, steps: int, chosen: list[str] | None
 ) -> list[dict[str, Any]]:
     """All contestants train `model`, or the chosen ones."""
-    methods, own = (KERAS_METHODS, KERAS) if model.startswith("keras") else (METHODS, OURS)
+    methods, own = (KERAS_METHODS, KERAS) if model.startswith("keras") else (METHODS, CARME)
     if chosen is not None:
         methods = tuple(name for name in methods if name in {*chosen, own, "gloo_ddp"})
     with contextlib.ExitStack() as stack:
@@ -128,7 +128,7 @@ def measure(
         for turn in range(rounds + 1):
             losses = take_turn(contestants, turns, steps if turn else WARM_UP, is_warm_up=not turn)
             if scene.linked and not model.startswith("keras"):
-                slowest = communicate_alone(contestants[OURS], turns, steps)
+                slowest = communicate_alone(contestants[CARME], turns, steps)
                 # Before the first turn only to know how often.
                 turns.communication = [*turns.communication, slowest] if turn > 1 else [slowest]
             expected = losses["gloo_ddp"]
@@ -202,7 +202,7 @@ def step_row(
 ) -> dict[str, Any]:
     """The row of a model's step."""
     medians = {name: statistics.median(values) for name, values in turns.times.items()}
-    alone, ours = medians.pop(ALONE, None), medians.pop(own)
+    alone, measured = medians.pop(ALONE, None), medians.pop(own)
     # Against others; not against our own other ways.
     best = min(value for name, value in medians.items() if not name.startswith("carme"))
     samples = BATCH[model] * scene.ranks * 1000
@@ -210,15 +210,15 @@ def step_row(
     return row(
         f"step_ms_{model}_{suffix}",
         "ms",
-        ours,
+        measured,
         peers={name: medians.get(name) for name in methods if name != own},
         floor=alone,
         aim="faster than every peer" if scene.ranks > 1 else "",
-        holds=ours < best if scene.ranks > 1 else None,
+        holds=measured < best if scene.ranks > 1 else None,
         # Of one rank, all its threads: what is wasted in waiting shows here also on a busy machine.
         cpu_ms={name: round(statistics.median(values), 1) for name, values in turns.used.items()},
         samples_per_second={
-            name: round(samples / value, 1) for name, value in {own: ours, **medians}.items()
+            name: round(samples / value, 1) for name, value in {own: measured, **medians}.items()
         },
         seconds_to_loss={
             name: round(sum(values) * steps / 1000, 3)
@@ -233,7 +233,7 @@ def hidden_rows(model: str, scene: Scene, own: str, turns: Turns) -> list[dict[s
     if ALONE not in turns.times or not turns.communication:
         return []
     medians = {name: statistics.median(values) for name, values in turns.times.items()}
-    alone, ours = medians[ALONE], medians[own]
+    alone, measured = medians[ALONE], medians[own]
     alone_ms = statistics.median(each["ms"] for each in turns.communication)
     busy = statistics.median(each["busy_ms"] for each in turns.communication)
     created = [
@@ -248,7 +248,7 @@ def hidden_rows(model: str, scene: Scene, own: str, turns: Turns) -> list[dict[s
     def hidden(step: float) -> float:
         return 100 * (alone + alone_ms - step) / hideable
 
-    share = hidden(ours)
+    share = hidden(measured)
     return [
         row(
             f"hidden_{model}_{scene.name}",
@@ -476,10 +476,10 @@ def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], 
     if name in ("gloo_ddp", "carme_ddp"):
         dist.init_process_group(name.partition("_")[0])
         model = torch.nn.parallel.DistributedDataParallel(model)
-    elif name in (OURS, "carme_overlap_step"):
+    elif name in (CARME, "carme_overlap_step"):
         from carme_runtime.torch import parallelize
 
-        model, optimizer = parallelize(model, optimizer, overlap_step=name != OURS)
+        model, optimizer = parallelize(model, optimizer, overlap_step=name != CARME)
     elif name != ALONE:
         hvd = importlib.import_module("carme_runtime.horovod" if name == "carme_horovod" else "horovod.torch")
         hvd.init()

@@ -21,8 +21,8 @@ def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
     page: Page, demo: DemoSite, keep_screenshots: Callable[[str], None]
 ) -> None:
     everything = ("--nodes", "2", "--gpus", str(demo.settings.gpus), "--time", "20m")
-    demo.carme("submit", "--name", "all", *everything, "--", "sleep", "1200", user=demo.other)
-    running = ("squeue", "--noheader", f"--user={demo.other}", "--states=RUNNING")
+    demo.carme("submit", "--name", "all", *everything, "--", "sleep", "1200", user=demo.second_user)
+    running = ("squeue", "--noheader", f"--user={demo.second_user}", "--states=RUNNING")
     wait_until("all GPUs are taken", lambda: demo.run("head", *running).stdout.strip())
     log_in(page, demo)
     start(page, "Behind somebody else", gpus_per_node=1, minutes=20)
@@ -34,7 +34,7 @@ def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
     expect(page.get_by_role("link", name=re.compile("^Open"))).to_have_count(0)
     expect(estimate).to_contain_text("Expected start")  # Slurm plans every few seconds
     keep_screenshots("waiting")
-    demo.run("head", "scancel", f"--user={demo.other}")
+    demo.run("head", "scancel", f"--user={demo.second_user}")
     expect(state(page)).to_have_text("Ready")
     expect(estimate).to_have_count(0)
 

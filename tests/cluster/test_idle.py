@@ -68,8 +68,8 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
 ) -> None:
     with contextlib.ExitStack() as stack:
         visitor = stack.enter_context(demo.visitor("user1"))
-        other = stack.enter_context(demo.visitor("user2"))
-        computing = other.start(OPTIONS | {"title": "GPU"})
+        second_visitor = stack.enter_context(demo.visitor("user2"))
+        computing = second_visitor.start(OPTIONS | {"title": "GPU"})
         names = {title: visitor.start(OPTIONS | {"title": title}) for title in ("busy", "run")}
         kernels: dict[str, NotebookKernel] = {}
         for title in ("busy", "run"):
@@ -80,7 +80,7 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
             kernels["busy"].run("import time; time.sleep(600)", timeout=1)
         assert kernels["run"].run(RUN, timeout=HANG).output.strip() == "None"
         # No kernel at all, and nobody looks: its GPU alone says that something goes on.
-        other.wait(computing, "ready", timeout=HANG)
+        second_visitor.wait(computing, "ready", timeout=HANG)
         names["idle"] = visitor.start(OPTIONS | {"title": "idle"})
         visitor.wait(names["idle"], "ready", timeout=HANG)
         server = visitor.open(names["idle"])

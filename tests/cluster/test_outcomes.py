@@ -342,8 +342,8 @@ def test_the_queue_has_places_and_expected_starts(demo: DemoSite) -> None:
     )
     assert (seen.estimate.place, seen.estimate.waiting) == (1, 2)
     assert seen.estimate.earliest <= seen.estimate.latest
-    other = session(demo, "q4").estimate
-    assert other is not None and other.place == 2
+    fourth = session(demo, "q4").estimate
+    assert fourth is not None and fourth.place == 2
 
 
 JUDGED = """
@@ -369,9 +369,9 @@ def test_expected_starts_are_reported_and_judged_afterwards(demo: DemoSite) -> N
 
         return wait_until(f"a start is foretold for {name}", estimate)
 
-    def starts_once_ended(waiting: int, other: int, right: bool) -> None:
+    def starts_once_ended(waiting: int, running_job: int, right: bool) -> None:
         with suppress(Refused):  # its minute is over already
-            ask(demo, "cancel", job_id=other, user="user1")
+            ask(demo, "cancel", job_id=running_job, user="user1")
         running(demo, waiting)
         assert wait_until("it is judged", lambda: judged(waiting) in (True, False))
         assert judged(waiting) is right

@@ -46,7 +46,7 @@ def demo(environment: Path) -> DemoSite:
     """As the user in whose home the environment is, with a password that is new."""
     demo = DemoSite()
     owner = demo.run("head", "stat", "--format=%u %U", str(environment.parent)).stdout.split()
-    demo.user = demo.other = owner[1]
+    demo.user = demo.second_user = owner[1]
     demo.onboard(owner[1], int(owner[0]))
     return demo
 

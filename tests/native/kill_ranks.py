@@ -211,24 +211,24 @@ def together(context: Any, alive: list[int]) -> bool:
 class Rank:
     """A rank as its parent knows it."""
 
-    def __init__(self, attempt: Attempt, number: int, others: list["Rank"]) -> None:
-        mine, theirs = socket.socketpair()
+    def __init__(self, attempt: Attempt, number: int, rest: list["Rank"]) -> None:
+        own_end, peer_end = socket.socketpair()
         self.number = number
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            mine.close()
-            for other in others:
-                other.channel.close()
+            own_end.close()
+            for peer in rest:
+                peer.channel.close()
             try:
-                run_rank(attempt, number, theirs)
+                run_rank(attempt, number, peer_end)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    theirs.sendall(json.dumps({"failed": traceback.format_exc()}).encode() + b"\n")
+                    peer_end.sendall(json.dumps({"failed": traceback.format_exc()}).encode() + b"\n")
                 os._exit(1)
             os._exit(0)
-        theirs.close()
-        self.channel = mine
+        peer_end.close()
+        self.channel = own_end
         self.received = b""
         self.status: int | None = None
 
@@ -379,10 +379,10 @@ def report(outcomes: dict[tuple[str, signal.Signals], Outcome]) -> None:
             if (kind, how) not in outcomes:
                 continue
             found = outcomes[kind, how]
-            other = found.errors["another"] + found.errors["crash"]
+            peer = found.errors["another"] + found.errors["crash"]
             print(
                 line.format(
-                    kind, how.name, found.times, found.errors["PeerLost"], found.errors["Timeout"], other,
+                    kind, how.name, found.times, found.errors["PeerLost"], found.errors["Timeout"], peer,
                     found.errors["hang"], found.went_on, found.leaks, f"{1000 * found.longest:.0f}",
                 )
             )  # fmt: skip

@@ -105,8 +105,8 @@ def test_mxnet_with_a_python_of_its_own_does_the_same_work(tmp_path: Path) -> No
     rows = load(tmp_path / "out/compare.json").rows
     assert [row.void for row in rows] == [""] * len(rows) and len(rows) == 2 * len(NETWORKS)
     assert {row.versions["mxnet"] for row in rows if row.contestant == "mxnet"} == {"1.9.1"}
-    for other in ("mxnet", "torch-gloo"):
-        assert [row.losses for row in rows if row.contestant == other] == [
+    for peer in ("mxnet", "torch-gloo"):
+        assert [row.losses for row in rows if row.contestant == peer] == [
             pytest.approx(row.losses, abs=1e-4) for row in rows if row.contestant == "torch-gloo"
         ]
 
@@ -351,5 +351,5 @@ def test_a_task_survives_its_file(tmp_path: Path) -> None:
     found = tasks.read(tmp_path / "task.npz")
     assert (found.network, found.data, found.batch) == (task.network, task.data, 8)
     assert found.first_loss(2) == task.first_loss(2)
-    other = tasks.make(NETWORKS["tiny"], 8, seed=2)
-    assert other.first_loss(1) != task.first_loss(1)
+    peer = tasks.make(NETWORKS["tiny"], 8, seed=2)
+    assert peer.first_loss(1) != task.first_loss(1)

@@ -225,9 +225,9 @@ def test_a_rank_that_another_one_ends_is_gone_for_all(over, nodes, state):
 
 @over_gpi2
 def test_torch_trains_over_gpi2_as_over_the_native_transport(over):
-    ours = over.run("data_parallel", [0, 0], "carme", "ddp")
+    tested = over.run("data_parallel", [0, 0], "carme", "ddp")
     over.variables.clear()
-    assert ours.outputs == over.run("data_parallel", [0, 0], "carme", "ddp").outputs
+    assert tested.outputs == over.run("data_parallel", [0, 0], "carme", "ddp").outputs
 
 
 @over_gpi2

@@ -48,9 +48,9 @@ def test_equal_layers_cost_the_same_however_busy_the_machine_is():
     frozen = nn.Linear(64, 64).requires_grad_(False)
     model = nn.Sequential(*equal, frozen, nn.Linear(64, 64, bias=False))
     graph = trace(model, (torch.randn(8, 64, requires_grad=True),), seconds=0.2)
-    first, *others = [operator.timings for operator in graph.operators]
-    assert others[:4] == [first] * 4
-    assert first not in others[4:], "what does something else has times of its own"
+    first, *rest = [operator.timings for operator in graph.operators]
+    assert rest[:4] == [first] * 4
+    assert first not in rest[4:], "what does something else has times of its own"
 
 
 def test_adding_gradients_to_earlier_ones_costs_as_much_as_there_are():
@@ -114,9 +114,10 @@ def test_weights_of_whole_layers_are_not_copied_before_they_are_timed():
                 self.calls += 1
             return self.layer(x)
 
-    model = nn.Sequential(Layer(), nn.ReLU())
+    first = Layer()
+    model = nn.Sequential(first, nn.ReLU())
     trace(model, torch.randn(8, 8), whole_layers=["0"], seconds=0.1)
-    assert addresses == {model[0].layer.weight.data_ptr()} and not model[0].calls
+    assert addresses == {first.layer.weight.data_ptr()} and not first.calls
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -204,12 +205,12 @@ def test_costs_are_measured_and_nothing_else_changes(tmp_path):
 
 
 def test_what_two_operators_hold_is_counted_once():
-    linear, relu, other = trace(
+    linear, relu, another = trace(
         nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.randn(8, 64), seconds=0.2
     ).operators
     size = 8 * 64 * 4
-    assert (linear.held_bytes, relu.held_bytes, other.held_bytes) == (size, size, 0)
-    assert relu.holds == other.holds == (relu.name,)
+    assert (linear.held_bytes, relu.held_bytes, another.held_bytes) == (size, size, 0)
+    assert relu.holds == another.holds == (relu.name,)
 
 
 def test_only_dropout_that_drops_something_draws_a_mask():

@@ -72,12 +72,12 @@ NAMES = ["1 rank", "2 ranks", "3 ranks", "2 ranks on 2 nodes", "3 ranks on 2 nod
 def test_the_public_names():
     for name, expected in CALLS.items():
         assert tuple(inspect.signature(getattr(hvd, name)).parameters) == expected, name
-    others = {
+    rest = {
         "Average", "Sum", "Adasum", "Min", "Max", "Product", "Compression", "SyncBatchNorm", "elastic",
         "HorovodInternalError", "ProcessSet", "add_process_set", "remove_process_set", "global_process_set",
     }  # fmt: skip
     assert tuple(inspect.signature(hvd.init).parameters) == ("comm", "process_sets")
-    assert set(hvd.__all__) == TOPOLOGY | BUILT | others | set(CALLS)
+    assert set(hvd.__all__) == TOPOLOGY | BUILT | rest | set(CALLS)
 
 
 @pytest.mark.parametrize("nodes", NODES, ids=NAMES)

@@ -32,13 +32,13 @@ def run(launcher, program, nodes, *arguments):
     return ranks
 
 
-def compare(ours, theirs, where):
-    if isinstance(theirs, dict | list):
-        assert len(ours) == len(theirs), where
-        for name in theirs if isinstance(theirs, dict) else range(len(theirs)):
-            compare(ours[name], theirs[name], f"{where}, {name}")
+def compare(tested, expected, where):
+    if isinstance(expected, dict | list):
+        assert len(tested) == len(expected), where
+        for name in expected if isinstance(expected, dict) else range(len(expected)):
+            compare(tested[name], expected[name], f"{where}, {name}")
     else:
-        assert ours == pytest.approx(theirs, RELATIVE, ABSOLUTE), where
+        assert tested == pytest.approx(expected, RELATIVE, ABSOLUTE), where
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ def test_results_do_not_depend_on_the_number_of_ranks(
             # shuffle themselves are opened once less.
             alone = train(launcher, tmp_path, [0])[0]
             by_keras_alone[backend] |= {name: alone[name] for name in KERAS_DIFFERS}
-    for rank, ours in enumerate(train(launcher, tmp_path, nodes)):
-        compare(ours, by_keras_alone[backend], f"rank {rank} of {len(nodes)}")
+    for rank, tested in enumerate(train(launcher, tmp_path, nodes)):
+        compare(tested, by_keras_alone[backend], f"rank {rank} of {len(nodes)}")
 
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
@@ -69,8 +69,8 @@ def test_loops_of_a_script_do_not_depend_on_the_number_of_ranks(launcher, tmp_pa
     monkeypatch.setenv("KERAS_BACKEND", backend)
     alone = train(launcher, tmp_path, [0], "plain", program="keras_loop")[0]
     for nodes in ([0], [0, 0]):
-        for rank, ours in enumerate(train(launcher, tmp_path, nodes, program="keras_loop")):
-            compare(ours, alone, f"rank {rank} of {len(nodes)}")
+        for rank, tested in enumerate(train(launcher, tmp_path, nodes, program="keras_loop")):
+            compare(tested, alone, f"rank {rank} of {len(nodes)}")
 
 
 @pytest.mark.parametrize(

@@ -210,13 +210,13 @@ def test_steps_end_with_another_optimizer_where_the_first_one_is_used_no_longer(
         assert budget._steps.followed
 
 
-@pytest.mark.parametrize("others", [1, 2, 5])
-def test_a_step_with_several_optimizers_ends_once(tmp_path: Path, others: int) -> None:
+@pytest.mark.parametrize("rest", [1, 2, 5])
+def test_a_step_with_several_optimizers_ends_once(tmp_path: Path, rest: int) -> None:
     models = [nn.Linear(256, 256) for _ in range(2)]
-    first, other = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
+    first, another = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
     with carme_runtime.memory(limit(), tmp_path) as budget:
         for _ in range(8):
-            for model, optimizer in [(models[0], first)] + others * [(models[1], other)]:
+            for model, optimizer in [(models[0], first)] + rest * [(models[1], another)]:
                 model(torch.ones(2, 256)).sum().backward()
                 optimizer.step()
         assert budget._steps.count == 8
@@ -453,9 +453,9 @@ def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
     assert "Free some room there, or name another folder." in errors
 
 
-@pytest.mark.parametrize("way", ["read", "write"])
+@pytest.mark.parametrize("operation", ["read", "write"])
 def test_a_disk_that_fails_while_training_is_reported_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
     saved = model.state_dict()
@@ -470,7 +470,7 @@ def test_a_disk_that_fails_while_training_is_reported_in_one_sentence(
             adopted, optimizer = budget.adopt(
                 model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             )
-            monkeypatch.setattr(SpillFile, way, fail)
+            monkeypatch.setattr(SpillFile, operation, fail)
             for _ in range(3):
                 adopted(torch.ones(4, 1024)).sum().backward()
                 optimizer.step()

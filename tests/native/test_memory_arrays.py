@@ -68,9 +68,9 @@ def test_an_array_keeps_its_tensor_in_memory(tmp_path: Path) -> None:
     with carme_runtime.memory(limit(), tmp_path):
         tensor = torch.full((FLOATS,), 7.0)
         array = tensor.numpy()
-        others = [torch.full((FLOATS,), float(i)) for i in range(100)]
+        rest = [torch.full((FLOATS,), float(i)) for i in range(100)]
         array[-1] = 8
-        assert others[0][0] == 0 and array[0] == 7 and tensor[-1] == 8
+        assert rest[0][0] == 0 and array[0] == 7 and tensor[-1] == 8
 
 
 COPIES: dict[str, Callable[[torch.Tensor], Any]] = {

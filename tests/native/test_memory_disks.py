@@ -100,8 +100,8 @@ def throttled() -> Iterator[Callable[[str, int], Callable[[], None]]]:
             try:
                 folder.mkdir()
                 stack.callback(folder.rmdir)
-                for way in ("read", "write"):
-                    (folder / f"blkio.throttle.{way}_bps_device").write_text(f"{device} {rate}")
+                for operation in ("read", "write"):
+                    (folder / f"blkio.throttle.{operation}_bps_device").write_text(f"{device} {rate}")
             except OSError as error:
                 pytest.skip(f"the kernel does not throttle disks here: {error}")
             return enter
@@ -216,11 +216,11 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_whole(
 
 
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("way", ["removed", "detached"])
+@pytest.mark.parametrize("operation", ["removed", "detached"])
 def test_a_folder_that_vanishes_does_no_harm(
-    disks: Callable[..., Disk], tmp_path: Path, expected: list[str], way: str
+    disks: Callable[..., Disk], tmp_path: Path, expected: list[str], operation: str
 ) -> None:
-    disk = disks() if way == "detached" else None
+    disk = disks() if operation == "detached" else None
     folder = disk.folder if disk else tmp_path / "spill"
     folder.mkdir(exist_ok=True)
     process = start(*MODEL, "4", LIMIT, folder)

@@ -366,10 +366,10 @@ def test_layers_that_change_their_statistics_later_on_do_it_once() -> None:
         each.train()
         for step in range(3):
             each(torch.arange(8.0).reshape(2, 4) * step).sum().backward()
-    for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
-        assert torch.equal(ours, theirs)
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours.grad, theirs.grad)  # pyright: ignore[reportArgumentType]
+    for tested, reference in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(tested, reference)
+    for tested, reference in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(tested.grad, reference.grad)  # pyright: ignore[reportArgumentType]
 
 
 def test_layers_that_are_changed_after_the_adoption_are_those_that_run(tmp_path: Path) -> None:

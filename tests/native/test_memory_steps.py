@@ -117,7 +117,7 @@ def looking(script: Script) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "reason"),
+    ("operation", "reason"),
     [
         (twice, "several backward passes make the gradients of a step"),
         (by_closure, "the gradients are made within the step, by a closure"),
@@ -126,7 +126,7 @@ def looking(script: Script) -> None:
     ],
 )
 def test_what_else_is_done_with_gradients_keeps_steps_as_ever(
-    tmp_path: Path, way: Callable[[Script], None], reason: str
+    tmp_path: Path, operation: Callable[[Script], None], reason: str
 ) -> None:
     torch.manual_seed(0)
     with Script(tmp_path) as script:
@@ -135,8 +135,8 @@ def test_what_else_is_done_with_gradients_keeps_steps_as_ever(
         plain.load_state_dict(script.model.state_dict())
         optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
         for _ in range(3):
-            way(script)
-            for _ in range(1 + (way is twice)):
+            operation(script)
+            for _ in range(1 + (operation is twice)):
                 plain(torch.ones(4, 256)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()

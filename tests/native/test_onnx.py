@@ -49,10 +49,10 @@ def test_ranks_train_a_model_together(launcher: Any, tmp_path: Path) -> None:
         losses.append(json.loads(ranks.outputs[0].strip().splitlines()[-1]))
         weights.append({t.name: numpy_helper.to_array(t) for t in onnx.load(target).graph.initializer})
     assert losses[0][-1] < losses[0][0]
-    for other, theirs in zip(losses[1:], weights[1:], strict=True):
-        assert other == pytest.approx(losses[0], rel=1e-5)
+    for peer, expected in zip(losses[1:], weights[1:], strict=True):
+        assert peer == pytest.approx(losses[0], rel=1e-5)
         for name, array in weights[0].items():
-            np.testing.assert_allclose(theirs[name], array, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(expected[name], array, rtol=1e-5, atol=1e-6)
 
 
 def fitted(launcher: Any, tmp_path: Path, nodes: list[int], **settings: Any) -> list[dict[str, Any]]:
@@ -80,9 +80,9 @@ def test_ranks_that_do_not_wait_for_each_other_end_with_the_same_weights(
 def test_training_without_waiting_learns_from_the_same_samples_as_much(launcher: Any, tmp_path: Path) -> None:
     more = {"momentum": 0.9}
     waiting = fitted(launcher, tmp_path, [0, 0], mode="sync", batches=125, more=more)[0]["held_back"]
-    for other in (more, more | {"compensation": 0.1, "staleness": 1}):
+    for peer in (more, more | {"compensation": 0.1, "staleness": 1}):
         # At most 1.2 times the samples.
-        found = fitted(launcher, tmp_path, [0, 0], batches=150, more=other)[0]["held_back"]
+        found = fitted(launcher, tmp_path, [0, 0], batches=150, more=peer)[0]["held_back"]
         assert found <= waiting
 
 

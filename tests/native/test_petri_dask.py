@@ -74,9 +74,9 @@ def test_clients_whose_cluster_other_processes_cannot_use_are_refused(client: An
         net.start(inside, folder=tmp_path / "inside")
 
     async def start() -> None:
-        async with Client(client.scheduler.address, asynchronous=True, set_as_default=False) as other:
+        async with Client(client.scheduler.address, asynchronous=True, set_as_default=False) as peer:
             with pytest.raises(PetriError, match="asynchronous Dask client"):
-                net.start(other, folder=tmp_path / "asynchronous")
+                net.start(peer, folder=tmp_path / "asynchronous")
 
     asyncio.run(start())
     assert not list(tmp_path.iterdir())

@@ -23,9 +23,9 @@ def checksum(layer: Any, *shape: int) -> int:
 
 
 def test_seeds_that_each_process_draws_are_no_difference() -> None:
-    first, other = (keras.layers.RandomCrop(4, 4, name="crop") for _ in range(2))
-    assert first.get_config()["seed"] != other.get_config()["seed"]
-    assert checksum(first, 8, 8, 3) == checksum(other, 8, 8, 3)
+    first, second = (keras.layers.RandomCrop(4, 4, name="crop") for _ in range(2))
+    assert first.get_config()["seed"] != second.get_config()["seed"]
+    assert checksum(first, 8, 8, 3) == checksum(second, 8, 8, 3)
     assert checksum(first, 8, 8, 3) != checksum(keras.layers.RandomCrop(4, 2, name="crop"), 8, 8, 3)
 
 

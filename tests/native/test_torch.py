@@ -41,12 +41,12 @@ def test_all_collectives(launcher, nodes):
 )
 def test_unmodified_scripts_train_as_on_gloo(launcher, how):
     launcher.preload = "carme_runtime.torch"
-    ours = [result(launcher.run("data_parallel", nodes, "carme", how)) for nodes in ([0, 0], [0, 1])]
+    tested = [result(launcher.run("data_parallel", nodes, "carme", how)) for nodes in ([0, 0], [0, 1])]
     gloo = launcher.start("data_parallel", [0, 0], "gloo", how)
     gloo.finish()  # at whose end PyTorch aborts a rank now and then, when all is done
-    theirs = result(gloo)
+    expected = result(gloo)
     # Of two summands the order does not matter, so not a bit may differ.
-    assert ours == [theirs, theirs]
+    assert tested == [expected, expected]
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1]], ids=["one node", "two nodes"])

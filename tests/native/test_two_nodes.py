@@ -116,8 +116,8 @@ def test_nodes_at_a_switch_reach_each_other_at_the_rate(benchmarks, tmp_path):
         assert len(nodes.addresses) == 3 and len(names()) == len(known) + 4
         switch = next(name for name in names() if name not in known and name.endswith("-switch"))
         for number in range(3):
-            for other in nodes.addresses:
-                reached = [sys.executable, "-c", REACHED, nodes.addresses[number], other]
+            for peer in nodes.addresses:
+                reached = [sys.executable, "-c", REACHED, nodes.addresses[number], peer]
                 subprocess.run([*nodes.on(number), *reached], check=True, timeout=HANG)
             # Both ways.
             for at, device in (

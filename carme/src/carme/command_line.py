@@ -82,7 +82,7 @@ def add_data(parser: Options, what: str) -> None:
     parser.add_argument(
         "--results",
         metavar="FOLDER",
-        help="copy there what is left in $CARME_RESULTS, no matter how the job ends",
+        help="copy what the job leaves in $CARME_RESULTS to this folder, even if it fails",
     )
 
 

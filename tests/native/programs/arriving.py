@@ -26,7 +26,7 @@ model = copy.deepcopy(alone)
 # The last layer has an optimizer of its own, which `parallelize` does not know.
 own = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), torch.optim.AdamW(alone[4].parameters())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-other = torch.optim.AdamW(model[4].parameters())
+peer = torch.optim.AdamW(model[4].parameters())
 hooks: list[str] = []
 optimizer.register_step_pre_hook(lambda *_: hooks.append("before"))
 optimizer.register_step_post_hook(lambda *_: hooks.append("after"))
@@ -121,7 +121,7 @@ def encloses(model: nn.Module, its: torch.optim.Optimizer) -> None:
 def two(model: nn.Module, its: torch.optim.Optimizer) -> None:
     batch(model).backward()
     travels(model)
-    (own[1] if model is alone else other).step()
+    (own[1] if model is alone else peer).step()
     its.step()
 
 
@@ -169,8 +169,8 @@ for use in uses:
     for trained, its in ((alone, own[0]), (model, optimizer)):
         its.zero_grad()
         use(trained, its)
-    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, msg=lambda text: f"{use}: {text}")  # noqa: B023
+    for tested, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(tested, expected, rtol=1e-4, atol=1e-6, msg=lambda text: f"{use}: {text}")  # noqa: B023
 assert len(norms) == 4, norms
 torch.testing.assert_close(norms[:2], norms[2:], rtol=1e-4, atol=1e-5)
 assert hooks == ["before", "after"] * len(uses), hooks
@@ -200,11 +200,11 @@ for case in ("again", "zeroes", "given", "one reads"):
     whole = Heads()
     shared = copy.deepcopy(whole)
     its = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
-    ours = torch.optim.SGD(shared.parameters(), lr=0.1, momentum=0.9)
-    shared, ours = carme.parallelize(shared, ours, bucket_mb=0.001, overlap_step=True)
+    tested = torch.optim.SGD(shared.parameters(), lr=0.1, momentum=0.9)
+    shared, tested = carme.parallelize(shared, tested, bucket_mb=0.001, overlap_step=True)
     for _ in range(3):
         x = torch.randn(16, 64, generator=generator)
-        for trained, its_own, its_x in ((whole, its, x), (shared, ours, x[rank::size])):
+        for trained, its_own, its_x in ((whole, its, x), (shared, tested, x[rank::size])):
             its_own.zero_grad(set_to_none=case != "zeroes")
             left, right = trained(its_x)
             left.square().mean().backward(retain_graph=True)

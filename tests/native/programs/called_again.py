@@ -40,26 +40,26 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for clip in (0, -1, float("nan")):
     refused(f"parallelize(model, optimizer, clip_norm={clip})".replace("nan", "float('nan')"), "clip_norm=")
 for overlap in (False, True):
-    alone, ours = copy.deepcopy(plain), copy.deepcopy(plain)
-    pairs = [(each, torch.optim.AdamW(each.parameters(), lr=0.01)) for each in (alone, ours)]
-    for each in (alone, ours):
+    alone, tested = copy.deepcopy(plain), copy.deepcopy(plain)
+    pairs = [(each, torch.optim.AdamW(each.parameters(), lr=0.01)) for each in (alone, tested)]
+    for each in (alone, tested):
         each[0].requires_grad_(False)
     model, optimizer = parallelize(*pairs[1], overlap_step=overlap)
     rank, size = dist.get_rank(), dist.get_world_size()
-    mine = x[rank::size], y[rank::size]
+    own = x[rank::size], y[rank::size]
     steps(*pairs[0], x, y)
-    steps(model, optimizer, *mine)
-    for each in (alone, ours):
+    steps(model, optimizer, *own)
+    for each in (alone, tested):
         each[0].requires_grad_(True)
     refused("model(x)", "0.weight", "again")
     model, optimizer = parallelize(model, optimizer, overlap_step=overlap)
     steps(*pairs[0], x, y)
-    steps(model, optimizer, *mine)
+    steps(model, optimizer, *own)
     # What looks at the samples talks to the other ranks, and is left out of what is compiled.
     steps(*pairs[0], x, y)
     compiled: Any = torch.compile(model, backend="aot_eager")
-    steps(compiled, optimizer, *mine)
-    for a, b in zip(alone.parameters(), ours.parameters(), strict=True):
+    steps(compiled, optimizer, *own)
+    for a, b in zip(alone.parameters(), tested.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 model = nn.Embedding(50, 8, sparse=True)
 model, optimizer = parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -103,8 +103,8 @@ def go_on():
     history = model.fit(x, y, 16, 4, 0, [ck.callbacks.Checkpoints(folder, every=3)], shuffle=False)
     assert history.epoch == [2, 3]
     np.testing.assert_allclose(history.history["loss"], expected.history["loss"][2:], rtol=1e-4)
-    for ours, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    for tested, reference in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(tested, reference, rtol=1e-4, atol=1e-6)
     assert Checkpoints(folder).steps() == [4, 3, 2]
     # All is done already; and nothing of that stays with the model.
     assert model.fit(x, y, 16, 4, 0, [ck.callbacks.Checkpoints(folder)]).epoch == []

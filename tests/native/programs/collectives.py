@@ -96,10 +96,10 @@ with gaspi.init(30) as process:
                 blocks[0].copy() if rank == 0 else np.zeros_like(blocks[0]),
                 np.zeros(count, dtype),
             )
-            mine = np.full(counts[rank], rank + 1).astype(dtype)
+            own = np.full(counts[rank], rank + 1).astype(dtype)
             for pending in (
                 everyone.broadcast(given, asynchronous=True),
-                everyone.allgather(uneven, mine, counts, asynchronous=True),
+                everyone.allgather(uneven, own, counts, asynchronous=True),
                 everyone.alltoall(turned, blocks[rank], asynchronous=True),
                 everyone.reduce_scatter(scattered, blocks[rank], asynchronous=True),
             ):

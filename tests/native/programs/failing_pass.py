@@ -53,5 +53,5 @@ for step in range(4):
 flat = torch.cat([p.detach().flatten() for p in model.parameters()])
 everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
 dist.all_gather(everyone, flat)
-assert all(torch.equal(other, flat) for other in everyone), "the ranks have drifted apart"
+assert all(torch.equal(peer, flat) for peer in everyone), "the ranks have drifted apart"
 dist.destroy_process_group()

@@ -6,6 +6,7 @@ argument is MXNet's key-value store.
 """
 
 import sys
+from typing import Any
 
 SAMPLES, RATE = [1.0, 2.0, 3.0, 4.0], 0.01
 
@@ -45,7 +46,7 @@ def with_tensorflow():
 
 
 def with_horovod():
-    import horovod.torch as hvd
+    import horovod.torch as hvd  # pyright: ignore[reportMissingImports] - in an image of its own
     import torch
 
     hvd.init()
@@ -77,8 +78,8 @@ def with_jax():
 
     jax.distributed.initialize()
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    mine = np.split(np.array(SAMPLES, np.float32), jax.process_count())[jax.process_index()]
-    batch = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), mine)
+    own = np.split(np.array(SAMPLES, np.float32), jax.process_count())[jax.process_index()]
+    batch = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), own)
     gradient = jax.jit(jax.grad(lambda weight, x: jnp.mean((weight * x - 3 * x) ** 2)))(0.0, batch)
     show(jax.process_count(), -RATE * gradient)
 
@@ -91,14 +92,15 @@ def with_dask():
     from distributed import Client
 
     with Client() as client:
-        assert client.scheduler.address.startswith("tls://")
+        scheduler: Any = client.scheduler
+        assert scheduler.address.startswith("tls://")
         workers = sorted(client.scheduler_info()["workers"])
         share = len(SAMPLES) // len(workers)
         answers = [
             client.submit(gradient, 0.0, SAMPLES[number * share :][:share], workers=[worker], pure=False)
             for number, worker in enumerate(workers)
         ]
-        found = client.gather(answers)
+        found: Any = client.gather(answers)
         show(len(workers), -RATE * sum(found) / len(workers))
 
 
@@ -120,20 +122,20 @@ def with_ray():
 
 
 def with_mxnet():
-    import mxnet as mx
+    import mxnet as mx  # pyright: ignore[reportMissingImports] - in an image of its own
 
     store = mx.kv.create(sys.argv[2] if len(sys.argv) > 2 else "dist_sync")
     share = len(SAMPLES) // store.num_workers
-    mine = SAMPLES[store.rank * share :][:share]
+    own = SAMPLES[store.rank * share :][:share]
     store.init("gradient", mx.nd.zeros(1))
-    store.push("gradient", mx.nd.array([gradient(0.0, mine)]))
+    store.push("gradient", mx.nd.array([gradient(0.0, own)]))
     summed = mx.nd.zeros(1)
     store.pull("gradient", out=summed)
     show(store.num_workers, -RATE * summed.asscalar() / store.num_workers)
 
 
 def with_deepspeed():
-    import deepspeed
+    import deepspeed  # pyright: ignore[reportMissingImports] - in an image of its own
     import torch
 
     model = torch.nn.Linear(1, 1, bias=False)
@@ -158,7 +160,7 @@ def with_accelerate():
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    samples = torch.tensor(SAMPLES)[:, None]
+    samples: Any = torch.tensor(SAMPLES)[:, None]  # which has the methods of a Dataset
     batches = torch.utils.data.DataLoader(samples, batch_size=len(SAMPLES) // accelerator.num_processes)
     model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
     for x in batches:
@@ -186,7 +188,7 @@ def with_lightning():
     trainer = lightning.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
-    samples = torch.tensor(SAMPLES)[:, None]
+    samples: Any = torch.tensor(SAMPLES)[:, None]  # which has the methods of a Dataset
     batches = torch.utils.data.DataLoader(samples, batch_size=len(SAMPLES) // trainer.world_size)
     model = Model()
     trainer.fit(model, batches)

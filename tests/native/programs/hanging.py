@@ -68,13 +68,13 @@ def with_pipeline():
     from carme_runtime.torch import pipeline
 
     def wait_for_the_others():
-        ours.step(inputs, inputs, loss=torch.nn.functional.mse_loss)
+        tested.step(inputs, inputs, loss=torch.nn.functional.mse_loss)
 
     dist.init_process_group("carme")
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
     inputs = torch.ones(6, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ours, _ = pipeline(model, optimizer, example=inputs, stages=2, micro_batches=3, cut_points=["2"])
+    tested, _ = pipeline(model, optimizer, example=inputs, stages=2, micro_batches=3, cut_points=["2"])
     wait_for_the_others()
     if dist.get_rank() == 1:
         puts, put = iter(range(100)), Mailboxes.put
@@ -86,7 +86,7 @@ def with_pipeline():
 
         setattr(Mailboxes, "put", late)  # noqa: B010
     wait_for_the_others()
-    ours.close()
+    tested.close()
     dist.destroy_process_group()
 
 
@@ -173,7 +173,7 @@ def with_gaspi():
     from carme_runtime import gaspi
 
     process = gaspi.init(HANG)
-    rank, others = process.rank, [other for other in range(process.size) if other != 1]
+    rank, rest = process.rank, [peer for peer in range(process.size) if peer != 1]
     process.segment_create(0, 64)
     print("pid", os.getpid(), flush=True)
 
@@ -203,11 +203,11 @@ def with_gaspi():
         come_late()
     wait_for_the_others()
     if rank == 1:
-        for other in others:
+        for peer in rest:
             if face == "notify_waitsome":
-                process.notify(other, 0, 0)
+                process.notify(peer, 0, 0)
             elif face == "passive_receive":
-                process.passive_send(other, b"come")
+                process.passive_send(peer, b"come")
     process.barrier(timeout=round(1000 * HANG))
     process.close()
 

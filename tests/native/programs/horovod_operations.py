@@ -39,7 +39,7 @@ total = size * (size - 1) / 2
 ranks = torch.arange(float(size))
 
 
-def mine(shape=(3, 4), dtype=torch.float32):
+def own(shape=(3, 4), dtype=torch.float32):
     return torch.arange(12).reshape(shape).to(dtype) + rank
 
 
@@ -49,22 +49,22 @@ def base(dtype=torch.float32):
 
 # allreduce
 for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64):
-    given = mine(dtype=dtype)
+    given = own(dtype=dtype)
     result = hvd.allreduce(given, op=hvd.Sum)
     assert result.dtype == dtype and torch.equal(result, (base(dtype) * size + int(total))), dtype
-    assert torch.equal(given, mine(dtype=dtype)), "the input has changed"
-torch.testing.assert_close(hvd.allreduce(mine()), base() + total / size)
-torch.testing.assert_close(hvd.allreduce(mine(), average=False), base() * size + total)
-assert torch.equal(hvd.allreduce(mine(), op=hvd.Min), base())
-assert torch.equal(hvd.allreduce(mine(), op=hvd.Max), base() + size - 1)
+    assert torch.equal(given, own(dtype=dtype)), "the input has changed"
+torch.testing.assert_close(hvd.allreduce(own()), base() + total / size)
+torch.testing.assert_close(hvd.allreduce(own(), average=False), base() * size + total)
+assert torch.equal(hvd.allreduce(own(), op=hvd.Min), base())
+assert torch.equal(hvd.allreduce(own(), op=hvd.Max), base() + size - 1)
 torch.testing.assert_close(
     hvd.allreduce(torch.full((2,), rank + 1.0), op=hvd.Product), (ranks + 1).prod().expand(2)
 )
 torch.testing.assert_close(
-    hvd.allreduce(mine(), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
+    hvd.allreduce(own(), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
     (base() * size + total) * 1.5,
 )
-torch.testing.assert_close(hvd.allreduce(mine(), compression=hvd.Compression.fp16), base() + total / size)
+torch.testing.assert_close(hvd.allreduce(own(), compression=hvd.Compression.fp16), base() + total / size)
 whole = -5 * base() - rank  # means and products of integers are cut off
 for dtype in (torch.int16, torch.int32, torch.int64):
     sums = (-5 * base() * size - total).to(dtype)
@@ -73,24 +73,24 @@ for dtype in (torch.int16, torch.int32, torch.int64):
     held = whole.to(dtype)
     assert hvd.allreduce_(held, postscale_factor=0.5) is held
     assert torch.equal(held, ((sums * 0.5).to(dtype) / size).to(dtype))
-    results = hvd.grouped_allreduce([whole.to(dtype), mine()], prescale_factor=1.5, op=hvd.Sum)
+    results = hvd.grouped_allreduce([whole.to(dtype), own()], prescale_factor=1.5, op=hvd.Sum)
     halves = [(-5 * base() - r).mul(1.5).to(dtype) for r in range(size)]
     assert torch.equal(results[0], torch.stack(halves).sum(0, dtype=dtype))
     torch.testing.assert_close(results[1], (base() * size + total) * 1.5)
 large = 2**60 + 1  # more digits than a double has
 assert hvd.allreduce(torch.tensor([large])).tolist() == [large]
-turned = mine().t()
+turned = own().t()
 torch.testing.assert_close(hvd.allreduce(turned), (base() + total / size).t())
-held = mine()
+held = own()
 assert hvd.allreduce_(held, op=hvd.Sum, name="held") is held
 torch.testing.assert_close(held, base() * size + total)
-held = torch.nn.Parameter(mine())
+held = torch.nn.Parameter(own())
 hvd.allreduce_(held)
 torch.testing.assert_close(held.detach(), base() + total / size)
-handles = [hvd.allreduce_async(mine() * n, op=hvd.Sum) for n in range(20)]
+handles = [hvd.allreduce_async(own() * n, op=hvd.Sum) for n in range(20)]
 for n, handle in enumerate(handles):
     torch.testing.assert_close(hvd.synchronize(handle), (base() * size + total) * n)
-handle = hvd.allreduce_async_(held := mine(), op=hvd.Sum)
+handle = hvd.allreduce_async_(held := own(), op=hvd.Sum)
 while not hvd.poll(handle):
     pass
 assert hvd.synchronize(handle) is held
@@ -102,11 +102,11 @@ else:
     raise AssertionError("a handle can be used twice")
 for wrong in ({"op": 77}, {"op": hvd.Sum, "average": True}, {"op": hvd.Adasum}):
     try:
-        hvd.allreduce(mine(), **wrong)
+        hvd.allreduce(own(), **wrong)
     except ValueError:  # Horovod's own
         continue
     raise AssertionError(wrong)
-group = [mine(), mine(dtype=torch.float64) * 2, mine((12,)) * 3]
+group = [own(), own(dtype=torch.float64) * 2, own((12,)) * 3]
 results = hvd.grouped_allreduce(group, op=hvd.Sum)
 for n, (result, given) in enumerate(zip(results, group, strict=True), 1):
     assert result.dtype == given.dtype and result.shape == given.shape
@@ -127,7 +127,7 @@ for op, divisor in ((hvd.Sum, 1), (hvd.Average, size)):
     result = hvd.synchronize(hvd.sparse_allreduce_async(sparse, name="rows", op=op))
     assert result.is_sparse
     torch.testing.assert_close(result.to_dense(), hvd.allreduce(sparse.to_dense(), op=hvd.Sum) / divisor)
-for given, op in ((sparse, hvd.Max), (mine(), hvd.Sum)):
+for given, op in ((sparse, hvd.Max), (own(), hvd.Sum)):
     try:
         hvd.sparse_allreduce_async(given, op=op)
     except ValueError:
@@ -139,8 +139,8 @@ parts = hvd.allgather(torch.full((rank, 2), rank, dtype=torch.int16))
 assert torch.equal(parts, torch.cat([torch.full((r, 2), r, dtype=torch.int16) for r in range(size)]))
 assert torch.equal(hvd.allgather(torch.tensor([float(rank)])), ranks)
 root = size - 1
-assert torch.equal(hvd.broadcast(mine(), root), base() + root)
-held = torch.nn.Parameter(mine())
+assert torch.equal(hvd.broadcast(own(), root), base() + root)
+held = torch.nn.Parameter(own())
 hvd.broadcast_(held, root)
 assert torch.equal(held.detach(), base() + root)
 assert torch.equal(hvd.alltoall(torch.full((size, 2), float(rank))), ranks[:, None].expand(size, 2))
@@ -196,17 +196,17 @@ if size > 1:
     else:
         raise AssertionError("different rows were gathered")
 try:
-    hvd.broadcast(mine(), size)
+    hvd.broadcast(own(), size)
 except InvalidCall:
     pass
 else:
     raise AssertionError("there is no such root")
 
 # gradients
-x = mine().requires_grad_()
+x = own().requires_grad_()
 hvd.allreduce(x, op=hvd.Sum).sum().backward()
 assert (x.grad == size).all()
-x = [mine().requires_grad_(), torch.ones(2, dtype=torch.int64), mine((12,), torch.float64).requires_grad_()]
+x = [own().requires_grad_(), torch.ones(2, dtype=torch.int64), own((12,), torch.float64).requires_grad_()]
 for options, factor in (
     ({"op": hvd.Sum}, size),
     ({}, 1),
@@ -222,7 +222,7 @@ with torch.no_grad():
 x = torch.ones(rank + 1, 2, requires_grad=True)
 (hvd.allgather(x) * (rank + 1)).sum().backward()
 torch.testing.assert_close(x.grad, torch.full((rank + 1, 2), (total + size) / size))
-x = mine().requires_grad_()
+x = own().requires_grad_()
 (hvd.broadcast(x, 0) * 2).sum().backward()
 assert (x.grad == (2 if rank == 0 else 0)).all()
 x = torch.ones(size, 2, requires_grad=True)
@@ -255,8 +255,8 @@ for momentum in (0.1, None):
         torch.manual_seed(5)
         alone, layer = kind(4, momentum=momentum), hvd.SyncBatchNorm(4, momentum=momentum)
         with torch.no_grad():
-            for parameter, other in zip(alone.parameters(), layer.parameters(), strict=True):
-                other.copy_(parameter.normal_())
+            for parameter, second in zip(alone.parameters(), layer.parameters(), strict=True):
+                second.copy_(parameter.normal_())
         shares: list[torch.Tensor] = []
         for _ in range(3):
             shares = [torch.randn(2 + r, 4, *more) * 3 + 100 for r in range(size)]
@@ -270,11 +270,11 @@ for momentum in (0.1, None):
             layer.zero_grad()
             (normal * torch.cat(weights)).sum().backward()
             (result * weights[rank]).sum().backward()
-            theirs = whole.grad.split([len(part) for part in shares])[rank]
-            torch.testing.assert_close(share.grad, theirs, rtol=1e-3, atol=1e-4)
-            for ours, other in zip(layer.parameters(), alone.parameters(), strict=True):
+            reference = whole.grad.split([len(part) for part in shares])[rank]
+            torch.testing.assert_close(share.grad, reference, rtol=1e-3, atol=1e-4)
+            for tested, second in zip(layer.parameters(), alone.parameters(), strict=True):
                 torch.testing.assert_close(
-                    hvd.allreduce(ours.grad, op=hvd.Sum), other.grad, rtol=1e-3, atol=1e-4
+                    hvd.allreduce(tested.grad, op=hvd.Sum), second.grad, rtol=1e-3, atol=1e-4
                 )
         for name, value in alone.state_dict().items():
             torch.testing.assert_close(layer.state_dict()[name], value, rtol=1e-4, atol=1e-5)
@@ -295,9 +295,9 @@ if rank == root:  # the others have no state yet
     optimizer.step()
 hvd.broadcast_parameters(model.state_dict(), root_rank=root)
 hvd.broadcast_parameters(model.named_parameters(), root_rank=root)
-others = torch.nn.ParameterList([torch.full((2, 3), float(rank)), torch.full((3,), float(rank))])
-hvd.broadcast_parameters(list(others.parameters()), root_rank=root)
-assert all((parameter == root).all() for parameter in others)
+rest = torch.nn.ParameterList([torch.full((2, 3), float(rank)), torch.full((3,), float(rank))])
+hvd.broadcast_parameters(list(rest.parameters()), root_rank=root)
+assert all((parameter == root).all() for parameter in rest)
 hvd.broadcast_optimizer_state(optimizer, root_rank=root)
 for tensor in (*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())):
     everyone = hvd.allgather(tensor.reshape(1, -1).double())
@@ -328,9 +328,9 @@ if ends.included():
     here, count = ends.rank(), ends.size()
     assert ends.ranks and ends.ranks[here] == rank
     parts = torch.tensor([float(r) for r in ends.ranks])
-    torch.testing.assert_close(hvd.allreduce(mine(), process_set=ends), base() + parts.mean())
+    torch.testing.assert_close(hvd.allreduce(own(), process_set=ends), base() + parts.mean())
     assert torch.equal(hvd.allgather(torch.tensor([float(rank)]), process_set=ends), parts)
-    assert torch.equal(hvd.broadcast(mine(), size - 1, process_set=ends), base() + size - 1)
+    assert torch.equal(hvd.broadcast(own(), size - 1, process_set=ends), base() + size - 1)
     assert torch.equal(hvd.alltoall(torch.full((count,), float(rank)), process_set=ends), parts)
     whole = torch.full((count, 2), rank)
     assert (hvd.reducescatter(whole, op=hvd.Sum, process_set=ends) == int(parts.sum())).all()
@@ -340,14 +340,14 @@ if ends.included():
     assert result.tolist() == [int(parts.sum()) // count]
     hvd.barrier(ends)
     try:
-        hvd.broadcast(mine(), 1, process_set=ends)
+        hvd.broadcast(own(), 1, process_set=ends)
     except ValueError:
         assert 1 not in ends.ranks
     else:
         assert 1 in ends.ranks
 else:
     try:
-        hvd.allreduce(mine(), process_set=ends)
+        hvd.allreduce(own(), process_set=ends)
     except ValueError as error:
         assert "included()" in str(error)
     else:
@@ -356,7 +356,7 @@ hvd.barrier()
 assert hvd.remove_process_set(ends) and not hvd.remove_process_set(ends)
 assert not hvd.remove_process_set(everybody)
 try:
-    hvd.allreduce(mine(), process_set=ends)
+    hvd.allreduce(own(), process_set=ends)
 except ValueError as error:
     assert "add_process_set" in str(error)
 else:
@@ -373,7 +373,7 @@ if size > 1 and len(per_node) == 1 and os.environ.get("CARME_TRANSPORT") != "gpi
         lambda: hvd.allreduce(wide),
         lambda: hvd.allreduce(kind),
         lambda: hvd.grouped_allreduce([wide, wide]),
-        lambda: hvd.allreduce(mine(), prescale_factor=2.0 if odd else 1.0),
+        lambda: hvd.allreduce(own(), prescale_factor=2.0 if odd else 1.0),
         lambda: hvd.broadcast(wide, 0),
         lambda: hvd.broadcast(kind, 0),
         lambda: hvd.reducescatter(wide),

@@ -212,10 +212,10 @@ if kind == "mistakes":
     sys.exit()
 
 if kind == "sparse":
-    other = build(3, sparse=True)
-    hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=1))
+    peer = build(3, sparse=True)
+    hvd.DistributedOptimizer(torch.optim.SGD(peer.parameters(), lr=1))
     try:
-        other(torch.ones(2, 32)).sum().backward()
+        peer(torch.ones(2, 32)).sum().backward()
     except InvalidCall as error:
         assert "sparse_as_dense=True" in str(error)
     else:
@@ -223,8 +223,8 @@ if kind == "sparse":
 
 # Adam divides by gradients, down to tiny ones.
 rtol, atol = {"fp16": (5e-2, 2e-3), "adam": (1e-3, 1e-4)}.get(kind, (1e-4, 2e-6))
-for (name, ours), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
-    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")  # noqa: B023
+for (name, tested), expected in zip(model.named_parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(tested, expected, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")  # noqa: B023
 flat = torch.cat([p.detach().flatten() for p in model.parameters()])
 everyone = hvd.allgather(flat[None])
 assert (everyone == flat).all(), "the ranks have drifted apart"

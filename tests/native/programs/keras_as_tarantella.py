@@ -86,8 +86,8 @@ def compiled(model: Any, several: bool = False) -> Any:
     return model
 
 
-def alike(ours: Any, theirs: Any, what: str) -> None:
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=what)
+def alike(tested: Any, expected_value: Any, what: str) -> None:
+    np.testing.assert_allclose(tested, expected_value, rtol=1e-4, atol=1e-6, err_msg=what)
 
 
 def trained_alike(make: Any, data: Any, several: bool = False, **options: Any) -> Any:
@@ -98,11 +98,11 @@ def trained_alike(make: Any, data: Any, several: bool = False, **options: Any) -
     copy.set_weights(reference.get_weights())
     model = compiled(tnt.Model(copy, **options), several)
     compiled(reference, several)
-    ours = model.fit(data, validation_data=data, epochs=2, verbose=0)
-    theirs = reference.fit(data, validation_data=data, epochs=2, verbose=0)
-    assert ours.history.keys() == theirs.history.keys(), ours.history
-    for name, values in theirs.history.items():
-        alike(ours.history[name], values, name)
+    tested = model.fit(data, validation_data=data, epochs=2, verbose=0)
+    expected_value = reference.fit(data, validation_data=data, epochs=2, verbose=0)
+    assert tested.history.keys() == expected_value.history.keys(), tested.history
+    for name, values in expected_value.history.items():
+        alike(tested.history[name], values, name)
     for got, expected in zip(model.get_weights(), reference.get_weights(), strict=True):
         alike(got, expected, "weights")
     alike(model.evaluate(data, verbose=0), reference.evaluate(data, verbose=0), "evaluate")

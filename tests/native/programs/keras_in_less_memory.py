@@ -6,6 +6,7 @@ keras_in_less_memory.py WIDTH LAYERS FILE
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 keras.utils.set_random_seed(0)
 width, layers = int(sys.argv[1]), int(sys.argv[2])
 hidden = [keras.layers.Dense(width, activation="relu") for _ in range(layers)]
-model = keras.Sequential([keras.Input((width,)), *hidden, keras.layers.Dense(10)])
+model: Any = keras.Sequential([keras.Input((width,)), *hidden, keras.layers.Dense(10)])
 model.compile(
     optimizer=keras.optimizers.AdamW(1e-3), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 )

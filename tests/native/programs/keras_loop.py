@@ -47,10 +47,10 @@ def optimizer(plain_optimizer):
     if plain:
         return plain_optimizer
     before = plain_optimizer.get_config()
-    ours = tnt.Optimizer(plain_optimizer)
-    assert isinstance(ours, type(plain_optimizer))
-    assert ours.get_config() == before
-    return ours
+    tested = tnt.Optimizer(plain_optimizer)
+    assert isinstance(tested, type(plain_optimizer))
+    assert tested.get_config() == before
+    return tested
 
 
 def batches(inputs=x, is_training=True):
@@ -174,7 +174,8 @@ def without_gradients():
         inputs = keras.ops.convert_to_tensor(x[begin + rank : begin + 8 : size])
         loss: Any = keras.ops.mean(layers[0](inputs) ** 2)
         if rank == 0:
-            loss = loss + size * keras.ops.mean(layers[1](x[:4]) ** 2)
+            extra: Any = keras.ops.mean(layers[1](x[:4]) ** 2)
+            loss = loss + size * extra
         found = torch.autograd.grad(loss, [v.value for v in model.trainable_weights], allow_unused=True)
         with torch.no_grad():
             decaying.apply(list(found), model.trainable_weights)
@@ -210,8 +211,8 @@ def own_data():
     """Each rank takes its samples by itself, as many as the others."""
     model, stepping = mlp(keras.Input((12,))), optimizer(sgd())
     for begin in range(0, 40, 8):
-        mine = slice(begin + rank, begin + 8, size)
-        inputs, targets = map(keras.ops.convert_to_tensor, (x[mine], y[mine]))
+        own_part = slice(begin + rank, begin + 8, size)
+        inputs, targets = map(keras.ops.convert_to_tensor, (x[own_part], y[own_part]))
         step(model, stepping, inputs, targets)
     return model, evaluate(model)
 

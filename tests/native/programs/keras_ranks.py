@@ -47,5 +47,9 @@ def same(model):
 
 def end():
     """Leave the other ranks."""
-    if on_torch and torch.distributed.is_initialized():  # not for a rank alone
+    if not on_torch:
+        return
+    import torch
+
+    if torch.distributed.is_initialized():  # not for a rank alone
         torch.distributed.destroy_process_group()

@@ -142,14 +142,14 @@ def saving():
     loaded = tnt.models.load_model(folder / "whole.keras")
     assert isinstance(loaded, tnt.TarantellaModel)
     np.testing.assert_allclose(loaded.predict(x, verbose=0), outputs, rtol=1e-6)
-    for other in (
+    for another in (
         tnt.models.clone_model(model),
         tnt.models.model_from_config(model.get_config()),
         tnt.models.model_from_json(model.to_json()),
         tnt.Model.from_config(model.get_config()),
     ):
-        other.load_weights(folder / "only.weights.h5")
-        np.testing.assert_allclose(other.predict(x, verbose=0), outputs, rtol=1e-6)
+        another.load_weights(folder / "only.weights.h5")
+        np.testing.assert_allclose(another.predict(x, verbose=0), outputs, rtol=1e-6)
     both = [loaded, model]
     for trained in both:
         trained.fit(x, y, 16, shuffle=False, verbose=0)
@@ -198,30 +198,30 @@ def micro_batches():
 def data_split_by_the_ranks():
     """Data that the ranks have split themselves: the same training as when it is done for them."""
     keras.utils.set_random_seed(1)
-    ours, theirs = compiled(), compiled()
-    theirs.set_weights(ours.get_weights())
+    own_result, reference = compiled(), compiled()
+    reference.set_weights(own_result.get_weights())
     shares = [np.concatenate([part[i : i + 16][rank::size] for i in range(0, 64, 16)]) for part in (x, y)]
-    own = ours.fit(shares[0], shares[1], 16 // size, 2, 0, shuffle=False, tnt_distribute_dataset=False)
-    whole = theirs.fit(x, y, 16, 2, 0, shuffle=False)
+    own = own_result.fit(shares[0], shares[1], 16 // size, 2, 0, shuffle=False, tnt_distribute_dataset=False)
+    whole = reference.fit(x, y, 16, 2, 0, shuffle=False)
     np.testing.assert_allclose(own.history["loss"], whole.history["loss"], rtol=1e-5)
-    np.testing.assert_allclose(ours.get_weights()[0], theirs.get_weights()[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(own_result.get_weights()[0], reference.get_weights()[0], rtol=1e-4, atol=1e-6)
     # The same for validation, evaluation and prediction.
     check = (shares[0], shares[1])
-    ours.set_weights(theirs.get_weights())
+    own_result.set_weights(reference.get_weights())
     options = {"shuffle": False, "verbose": 0, "validation_batch_size": 16 // size}
-    own = ours.fit(x, y, 16, validation_data=check, tnt_distribute_validation_dataset=False, **options)
-    whole = theirs.fit(x, y, 16, validation_data=(x, y), shuffle=False, verbose=0)
+    own = own_result.fit(x, y, 16, validation_data=check, tnt_distribute_validation_dataset=False, **options)
+    whole = reference.fit(x, y, 16, validation_data=(x, y), shuffle=False, verbose=0)
     np.testing.assert_allclose(own.history["val_loss"], whole.history["val_loss"], rtol=1e-4)
-    ours.set_weights(theirs.get_weights())
-    expected = theirs.evaluate(x, y, 16, verbose=0)
+    own_result.set_weights(reference.get_weights())
+    expected = reference.evaluate(x, y, 16, verbose=0)
     for loss in (
-        theirs.evaluate(x, y, tnt_micro_batch_size=5, verbose=0),
-        ours.evaluate(*check, batch_size=8, tnt_distribute_dataset=False, verbose=0),
+        reference.evaluate(x, y, tnt_micro_batch_size=5, verbose=0),
+        own_result.evaluate(*check, batch_size=8, tnt_distribute_dataset=False, verbose=0),
     ):
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    predicted = ours.predict(check[0], 8, tnt_distribute_dataset=False, verbose=0)
+    predicted = own_result.predict(check[0], 8, tnt_distribute_dataset=False, verbose=0)
     assert predicted.shape == (64 // size, 2)
-    alone = np.asarray(keras.ops.convert_to_numpy(ours(check[0])))
+    alone = np.asarray(keras.ops.convert_to_numpy(own_result(check[0])))
     np.testing.assert_allclose(predicted, alone, rtol=1e-4, atol=1e-6)
 
 
@@ -297,9 +297,9 @@ def optimizers():
             if holder == "attributes":
                 self.first, self.second = first, second
             elif holder == "list":
-                self.mine = [first, second]
+                self.own_part = [first, second]
             else:
-                self.mine = {"first": first, "more": {"second": second}}
+                self.own_part = {"first": first, "more": {"second": second}}
             self.pairs = lambda: zip(self.halves, (first, second), strict=True)
 
         def train_step(self, data):
@@ -323,13 +323,13 @@ def optimizers():
             return distance
 
     for holder in ("attributes", "list", "dictionary"):
-        ours, alone = Halves(holder), Halves(holder)
-        for half, optimizer in [*ours.pairs(), *alone.pairs()]:
+        own_result, alone = Halves(holder), Halves(holder)
+        for half, optimizer in [*own_result.pairs(), *alone.pairs()]:
             optimizer.build(half.trainable_weights)
         # Another state of an optimizer on every rank: the master rank's holds.
-        _, (_, momentum) = ours.pairs()
+        _, (_, momentum) = own_result.pairs()
         momentum.variables[2].assign(np.full((5, 2), 0.1 * rank, "float32"))
-        model = tnt.Model(ours)
+        model = tnt.Model(own_result)
         for trained in (model, alone):
             trained.compile()
         weights = model.get_weights()
@@ -337,8 +337,8 @@ def optimizers():
         for trained in (model, alone):
             trained.fit(x[:44], y[:44], 16, epochs=2, shuffle=False, verbose=0)
         assert same(model), holder
-        for mine, other in zip(model.get_weights(), alone.get_weights(), strict=True):
-            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6, err_msg=holder)
+        for own_part, another in zip(model.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(own_part, another, rtol=1e-4, atol=1e-6, err_msg=holder)
 
 
 def compilation():

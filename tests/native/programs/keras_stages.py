@@ -6,6 +6,7 @@ keras_stages.py MODEL STRATEGY [NAME=VALUE ...]
 # pyright: reportMissingImports=false
 
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -91,7 +92,7 @@ def make():
     return model, x, numbers.integers(0, 3, SAMPLES)
 
 
-def options():
+def options() -> dict[str, Any]:
     found = dict(word.split("=") for word in sys.argv[3:])
     return {name: int(text) if text.isdigit() else text for name, text in found.items()}
 
@@ -106,11 +107,11 @@ def compiled(model):
     return model
 
 
-def alike(ours, theirs, what):
-    ours, theirs = (np.asarray(value, np.float64) for value in (ours, theirs))
-    assert ours.shape == theirs.shape, what
-    difference = np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-12)
-    assert difference < LIMIT or abs(ours - theirs).max() < 1e-6, (what, difference)
+def alike(tested, expected_value, what):
+    tested, expected_value = (np.asarray(value, np.float64) for value in (tested, expected_value))
+    assert tested.shape == expected_value.shape, what
+    difference = np.linalg.norm(tested - expected_value) / max(np.linalg.norm(expected_value), 1e-12)
+    assert difference < LIMIT or abs(tested - expected_value).max() < 1e-6, (what, difference)
 
 
 def fitted(model, x, y, **more):
@@ -134,24 +135,24 @@ def main():
     strategy = tnt.ParallelStrategy[sys.argv[2]]
     reference, x, y = make()
     model = keras.models.clone_model(reference)
-    for v, other in zip(model.variables, reference.variables, strict=True):
-        v.assign(other)  # weights, and where Dropout layers without a seed begin to draw
+    for v, another in zip(model.variables, reference.variables, strict=True):
+        v.assign(another)  # weights, and where Dropout layers without a seed begin to draw
     compiled(reference)
-    ours = compiled(tnt.Model(model, parallel_strategy=strategy, **options()))
+    tested = compiled(tnt.Model(model, parallel_strategy=strategy, **options()))
     expected = fitted(reference, x, y)
-    for name, values in fitted(ours, x, y).items():
+    for name, values in fitted(tested, x, y).items():
         alike(values, expected[name], name)
-    plan = ours.plan()
+    plan = tested.plan()
     print(plan)
-    for ours_now, theirs in zip(ours.get_weights(), reference.get_weights(), strict=True):
-        alike(ours_now, theirs, "weights")
-    alike(ours.predict(x, BATCH, verbose=0), reference.predict(x, BATCH, verbose=0), "predictions")
-    alike(ours.evaluate(x, y, BATCH, verbose=0), reference.evaluate(x, y, BATCH, verbose=0), "evaluation")
+    for ours_now, expected_value in zip(tested.get_weights(), reference.get_weights(), strict=True):
+        alike(ours_now, expected_value, "weights")
+    alike(tested.predict(x, BATCH, verbose=0), reference.predict(x, BATCH, verbose=0), "predictions")
+    alike(tested.evaluate(x, y, BATCH, verbose=0), reference.evaluate(x, y, BATCH, verbose=0), "evaluation")
     part = keras.tree.map_structure(lambda a: a[:9], x)
     keras.utils.set_random_seed(3)
     expected = reference.train_on_batch(part, y[:9])
     keras.utils.set_random_seed(3)
-    alike(ours.train_on_batch(part, y[:9]), expected, "a batch")
+    alike(tested.train_on_batch(part, y[:9]), expected, "a batch")
 
 
 if __name__ == "__main__":

@@ -83,25 +83,25 @@ def network(kind: Any = keras.Model) -> Any:
 
 def both(kind: Any = keras.Model, strategy: Any = PIPELINING) -> tuple[Any, Any]:
     """A model in stages, and the same for Keras alone."""
-    ours, alone = network(kind), network(kind)
-    for v, other in zip(ours.variables, alone.variables, strict=True):
-        v.assign(other)
-    return tnt.Model(ours, parallel_strategy=strategy, micro_batches=2), alone
+    own_result, alone = network(kind), network(kind)
+    for v, another in zip(own_result.variables, alone.variables, strict=True):
+        v.assign(another)
+    return tnt.Model(own_result, parallel_strategy=strategy, micro_batches=2), alone
 
 
-def same(ours: Any, alone: Any, what: str) -> None:
-    for mine, theirs in zip(ours.get_weights(), alone.get_weights(), strict=True):
-        alike(mine, theirs, f"{what}: weights")
-    for mine, theirs in zip(ours.predict_on_batch(x), alone.predict_on_batch(x), strict=True):
-        alike(mine, theirs, f"{what}: predictions")
+def same(own_result: Any, alone: Any, what: str) -> None:
+    for own_part, expected in zip(own_result.get_weights(), alone.get_weights(), strict=True):
+        alike(own_part, expected, f"{what}: weights")
+    for own_part, expected in zip(own_result.predict_on_batch(x), alone.predict_on_batch(x), strict=True):
+        alike(own_part, expected, f"{what}: predictions")
 
 
 def compare_steps(kind: Any, strategy: Any = PIPELINING, samples: int = SAMPLES) -> None:
     """With the first `samples`."""
     results, metrics = [], [["mae"], ["mae"]] if kind is OwnLoss else None
     inputs, wanted = x[:samples], [part[:samples] for part in y]
-    ours, alone = both(kind, strategy)
-    for model in (ours, alone):
+    own_result, alone = both(kind, strategy)
+    for model in (own_result, alone):
         optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
         model.compile(optimizer, ["mse", "mse"], metrics=metrics, run_eagerly=True)
         history = model.fit(
@@ -112,31 +112,31 @@ def compare_steps(kind: Any, strategy: Any = PIPELINING, samples: int = SAMPLES)
         tested = model.test_on_batch(inputs[:BATCH], first, return_dict=True)
         evaluated = model.evaluate(inputs, wanted, BATCH, verbose=0, return_dict=True)
         results.append([history, batch, tested, evaluated])
-    for mine, theirs in zip(*results, strict=True):
-        assert mine.keys() == theirs.keys()
-        for name in theirs:
-            alike(mine[name], theirs[name], f"{kind.__name__}: {name}")
-    same(ours, alone, kind.__name__)
-    predictions = [model.predict(inputs, BATCH, verbose=0) for model in (ours, alone)]
-    for mine, theirs in zip(*predictions, strict=True):
-        alike(mine, theirs, f"{kind.__name__}: predictions")
-    assert ours.plan().replicas * ours.plan().schedule.ranks == tnt.get_size()
+    for own_part, expected in zip(*results, strict=True):
+        assert own_part.keys() == expected.keys()
+        for name in expected:
+            alike(own_part[name], expected[name], f"{kind.__name__}: {name}")
+    same(own_result, alone, kind.__name__)
+    predictions = [model.predict(inputs, BATCH, verbose=0) for model in (own_result, alone)]
+    for own_part, expected in zip(*predictions, strict=True):
+        alike(own_part, expected, f"{kind.__name__}: predictions")
+    assert own_result.plan().replicas * own_result.plan().schedule.ranks == tnt.get_size()
 
 
 def compare_loops(strategy: Any = PIPELINING) -> None:
-    ours, alone = both(strategy=strategy)
+    own_result, alone = both(strategy=strategy)
     optimizers = [keras.optimizers.Adam(0.01, global_clipnorm=0.5) for _ in range(2)]
     tnt.Optimizer(optimizers[0])
     for begin in [*range(0, SAMPLES, BATCH)] * 2:
         part = slice(begin, begin + BATCH)
-        losses = [
+        first, second = (
             ops.convert_to_numpy(trained(model, optimizer, x[part], [each[part] for each in y]))
-            for model, optimizer in zip((ours, alone), optimizers, strict=True)
-        ]
-        alike(*losses, f"the loss of the batch from {begin} on")
-    same(ours, alone, "a loop")
-    tested = [ops.convert_to_numpy(ops.stop_gradient(model(x)[0])) for model in (ours, alone)]
-    alike(*tested, "evaluation")
+            for model, optimizer in zip((own_result, alone), optimizers, strict=True)
+        )
+        alike(first, second, f"the loss of the batch from {begin} on")
+    same(own_result, alone, "a loop")
+    first, second = (ops.convert_to_numpy(ops.stop_gradient(model(x)[0])) for model in (own_result, alone))
+    alike(first, second, "evaluation")
     slots = sum(ops.convert_to_numpy(v.value).size for v in optimizers[0].variables)
     assert slots < sum(ops.convert_to_numpy(v.value).size for v in optimizers[1].variables)
 
@@ -155,24 +155,24 @@ def replicas() -> None:
 
 
 def refused() -> None:
-    ours, _ = both()
-    ours.predict_on_batch(x[:BATCH])
+    own_result, _ = both()
+    own_result.predict_on_batch(x[:BATCH])
     with pytest.raises(InvalidCall, match="its optimizer does not know that"):
-        ours(x[:BATCH], training=True)
+        own_result(x[:BATCH], training=True)
     optimizer = tnt.Optimizer(keras.optimizers.Adam(0.01))
     with pytest.raises(InvalidCall, match="Rank 1 gave a model in stages another batch than rank 0"):
-        ours(x[tnt.get_rank() :][:BATCH], training=True)
-    variables = ours.trainable_variables
+        own_result(x[tnt.get_rank() :][:BATCH], training=True)
+    variables = own_result.trainable_variables
     with pytest.raises(InvalidCall, match="No variable of the model in stages has a gradient"):
         optimizer.apply([None for _ in variables], variables)
     if TENSORFLOW:
-        graph = tensorflow.function(lambda: ours(x[:BATCH], training=True), autograph=False)
+        graph = tensorflow.function(lambda: own_result(x[:BATCH], training=True), autograph=False)
         with pytest.raises(InvalidCall, match=r"within tf\.function"):
             graph()
     first = [part[:BATCH] for part in y]
-    trained(ours, optimizer, x[:BATCH], first)
+    trained(own_result, optimizer, x[:BATCH], first)
     with pytest.raises(InvalidCall, match="Several optimizers train one model in stages"):
-        trained(ours, tnt.Optimizer(keras.optimizers.SGD()), x[:BATCH], first)
+        trained(own_result, tnt.Optimizer(keras.optimizers.SGD()), x[:BATCH], first)
     own = keras.Variable(np.zeros(3, "float32"))
     with pytest.raises(InvalidCall, match="beside the layers of a model in stages"):
         optimizer.apply([None for _ in [*variables, own]], [*variables, own])

@@ -6,6 +6,7 @@ keras_stages_masks.py GROUP: of the cases below.
 # pyright: reportMissingImports=false
 
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -144,7 +145,8 @@ class Penalized(layers.Dense):
 
     def call(self, inputs, training=None):
         outputs = super().call(inputs)
-        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(outputs)))
+        penalty: Any = keras.ops.mean(keras.ops.square(outputs))
+        self.add_loss(0.1 * penalty)
         return outputs
 
 
@@ -177,7 +179,8 @@ class Reset(keras.callbacks.Callback):
     """States begin anew with each epoch but the last one."""
 
     def on_epoch_begin(self, epoch, logs=None):
-        for layer in self.model.layers if epoch < 2 else ():
+        model: Any = self.model
+        for layer in model.layers if epoch < 2 else ():
             if getattr(layer, "stateful", False):
                 layer.reset_state()
 
@@ -205,46 +208,47 @@ def compare(case, strategy=PIPELINING, **options):
     keras.utils.set_random_seed(7)
     reference, x, y = case()
     model = keras.models.clone_model(reference)
-    for v, other in zip(model.variables, reference.variables, strict=True):
-        v.assign(other)
+    for v, another in zip(model.variables, reference.variables, strict=True):
+        v.assign(another)
     compiled(reference, case)
-    ours = compiled(tnt.Model(model, parallel_strategy=strategy, **options), case)
+    tested = compiled(tnt.Model(model, parallel_strategy=strategy, **options), case)
     weights = None
     if not isinstance(y, list) and case is not ignoring:
         weights = np.linspace(0.5, 1.5, y.size).astype("float32").reshape(y.shape)
     what = f"{case.__name__} {options}"
     expected = fitted(reference, x, y, weights)
-    for name, values in fitted(ours, x, y, weights).items():
+    for name, values in fitted(tested, x, y, weights).items():
         alike(values, expected[name], f"{what}: {name}")
-    for mine, theirs in zip(ours.get_weights(), reference.get_weights(), strict=True):
-        alike(mine, theirs, f"{what}: weights")
-    ours_now, theirs = (each.predict(x, BATCH, verbose=0) for each in (ours, reference))
-    for mine, other in zip(keras.tree.flatten(ours_now), keras.tree.flatten(theirs), strict=True):
-        alike(mine, other, f"{what}: predictions")
-    ours_now, theirs = (each.evaluate(x, y, BATCH, verbose=0) for each in (ours, reference))
-    alike(ours_now, theirs, f"{what}: evaluation")
-    if plan := ours.plan():
+    for own, expected_value in zip(tested.get_weights(), reference.get_weights(), strict=True):
+        alike(own, expected_value, f"{what}: weights")
+    ours_now, expected_value = (each.predict(x, BATCH, verbose=0) for each in (tested, reference))
+    for own, another in zip(keras.tree.flatten(ours_now), keras.tree.flatten(expected_value), strict=True):
+        alike(own, another, f"{what}: predictions")
+    ours_now, expected_value = (each.evaluate(x, y, BATCH, verbose=0) for each in (tested, reference))
+    alike(ours_now, expected_value, f"{what}: evaluation")
+    if plan := tested.plan():
         assert plan.schedule.ranks * plan.replicas == tnt.get_size()
         assert plan.schedule.micro_batches == options["micro_batches"]
     if tnt.get_rank() == 0:
         print("the same:", what, flush=True)
-    return ours, reference, x, y
+    return tested, reference, x, y
 
 
 def states():
-    ours, reference, x, y = compare(stateful, micro_batches=4)
+    tested, reference, x, y = compare(stateful, micro_batches=4)
     # States outlive the pipeline, which is made anew.
-    compiled(ours, stateful)
+    compiled(tested, stateful)
     compiled(reference, stateful)
     for batch in (slice(0, BATCH), slice(BATCH, 2 * BATCH)):
-        both = [each.train_on_batch(x[batch], y[batch]) for each in (ours, reference)]
-        alike(*both, "a batch")
+        first, second = (each.train_on_batch(x[batch], y[batch]) for each in (tested, reference))
+        alike(first, second, "a batch")
     with pytest.raises(InvalidCall, match=f"keeps the states of {BATCH} samples, and the batch has 9"):
-        ours.train_on_batch(x[:9], y[:9])
+        tested.train_on_batch(x[:9], y[:9])
     # Nor does the batch that is refused change any.
-    compiled(ours, stateful)
+    compiled(tested, stateful)
     compiled(reference, stateful)
-    alike(*(each.train_on_batch(x[:BATCH], y[:BATCH]) for each in (ours, reference)), "after a refused batch")
+    first, second = (each.train_on_batch(x[:BATCH], y[:BATCH]) for each in (tested, reference))
+    alike(first, second, "after a refused batch")
     compare(stateful, micro_batches=1)
     compare(stateful_words, micro_batches=3)
 
@@ -255,9 +259,9 @@ def refused():
     hidden = layers.Masking()(split(layers.Dense(4, "relu")(inputs), "rows"))
     model = keras.Model(inputs, layers.Dense(3)(hidden))
     x = numbers.normal(size=(SAMPLES, LENGTH, 4)).astype("float32")
-    ours = compiled(tnt.Model(model, parallel_strategy=PIPELINING, micro_batches=4), lstm)
+    tested = compiled(tnt.Model(model, parallel_strategy=PIPELINING, micro_batches=4), lstm)
     with pytest.raises(InvalidCall, match="The mask of an output depends on what layers with weights make"):
-        ours.fit(x, classes((SAMPLES, LENGTH)), BATCH, verbose=0)
+        tested.fit(x, classes((SAMPLES, LENGTH)), BATCH, verbose=0)
     inputs = keras.Input(batch_shape=(BATCH, 3, 4))
     twice = layers.SimpleRNN(4, stateful=True)
     outputs = layers.Dense(2)(layers.Add()([twice(inputs), twice(inputs)]))

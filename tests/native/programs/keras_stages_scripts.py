@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -41,13 +42,13 @@ def network(*more):
 
 
 def compiled(model=None, strategy=PIPELINING, **options):
-    ours = tnt.Model(model or network(), parallel_strategy=strategy, **options)
-    ours.compile(keras.optimizers.Adam(0.05), "mse")
-    return ours
+    tested = tnt.Model(model or network(), parallel_strategy=strategy, **options)
+    tested.compile(keras.optimizers.Adam(0.05), "mse")
+    return tested
 
 
-def close(ours, theirs):
-    for actual, expected in zip(ours, theirs, strict=True):
+def close(tested, reference):
+    for actual, expected in zip(tested, reference, strict=True):
         np.testing.assert_allclose(actual, expected, 1e-4, 1e-6)
 
 
@@ -60,34 +61,34 @@ def files():
     expected = network()
     expected.compile(keras.optimizers.Adam(0.05), "mse")
     train(expected, epochs=4)
-    ours = compiled(stages=size)
-    train(ours, epochs=2)
-    held = sum(keras.ops.convert_to_numpy(v.value).size for v in ours.keras_model.variables)
-    assert held < ours.count_params(), "a stage holds all layers"
-    slots = sum(keras.ops.convert_to_numpy(v.value).size for v in ours.optimizer.variables)
-    assert slots < 2 * ours.count_params()
-    ours.save(folder / "model.keras")
-    ours.save_weights(folder / "only.weights.h5")
+    tested = compiled(stages=size)
+    train(tested, epochs=2)
+    held = sum(np.asarray(keras.ops.convert_to_numpy(v.value)).size for v in tested.keras_model.variables)
+    assert held < tested.count_params(), "a stage holds all layers"
+    slots = sum(np.asarray(keras.ops.convert_to_numpy(v.value)).size for v in tested.optimizer.variables)
+    assert slots < 2 * tested.count_params()
+    tested.save(folder / "model.keras")
+    tested.save_weights(folder / "only.weights.h5")
     loaded = tnt.Model(keras.models.load_model(folder / "model.keras"), parallel_strategy=ALL, stages=size)
     train(loaded, epochs=2)
     close(loaded.get_weights(), expected.get_weights())
-    train(ours, epochs=2)
-    close(ours.get_weights(), expected.get_weights())
-    ours.load_weights(folder / "only.weights.h5")
+    train(tested, epochs=2)
+    close(tested.get_weights(), expected.get_weights())
+    tested.load_weights(folder / "only.weights.h5")
     plain = tnt.models.load_model(folder / "model.keras")  # each rank has all of it
-    close(ours.get_weights(), plain.get_weights())
-    close(ours.predict(x, verbose=0), plain.predict(x, verbose=0))
-    ours.set_weights(expected.get_weights())
-    close([ours.predict(x, verbose=0)], [expected.predict(x, verbose=0)])
+    close(tested.get_weights(), plain.get_weights())
+    close(tested.predict(x, verbose=0), plain.predict(x, verbose=0))
+    tested.set_weights(expected.get_weights())
+    close([tested.predict(x, verbose=0)], [expected.predict(x, verbose=0)])
     # Layers are frozen, and batches become larger.
-    for model in (ours.keras_model, expected):
+    for model in (tested.keras_model, expected):
         model.layers[0].trainable = False
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    ours.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    for model in (ours, expected):
+    tested.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    for model in (tested, expected):
         for batch in (5, 10, 20):
             model.train_on_batch(x[:batch], y[:batch])
-    close(ours.get_weights(), expected.get_weights())
+    close(tested.get_weights(), expected.get_weights())
     grow()
 
 
@@ -112,25 +113,25 @@ def grow():
             batch = (15, 30, 40)[index]
             return x[:batch], y[:batch]
 
-    expected, ours = network(), compiled(stages=size)
+    expected, tested = network(), compiled(stages=size)
     expected.compile(keras.optimizers.Adam(0.05), "mse")
-    for model in (expected, ours):
+    for model in (expected, tested):
         model.predict(x[:5], verbose=0)
         for batch in (10, 20):
             model.fit(x, y, batch, shuffle=False, verbose=0)
         model.fit(Growing(), shuffle=False, verbose=0)
-    close(ours.get_weights(), expected.get_weights())
-    close([ours.predict(x, verbose=0)], [expected.predict(x, verbose=0)])
+    close(tested.get_weights(), expected.get_weights())
+    close([tested.predict(x, verbose=0)], [expected.predict(x, verbose=0)])
     if TENSORFLOW:
         on_tensorflow_alone()
 
 
 def on_tensorflow_alone():
     """A variable without gradients stays, and a model that is not cut runs as it was compiled."""
-    for model in (expected := untrained(), ours := compiled(untrained(), stages=size)):
+    for model in (expected := untrained(), tested := compiled(untrained(), stages=size)):
         model.compile(keras.optimizers.AdamW(0.05, weight_decay=0.1), "mse")
         train(model)
-    close(ours.get_weights(), expected.get_weights())
+    close(tested.get_weights(), expected.get_weights())
     for eager in (True, False):
         whole = compiled(strategy=ALL, stages=1)
         whole.compile("sgd", "mse", run_eagerly=eager)
@@ -146,45 +147,47 @@ def on_tensorflow_alone():
 def taken_over():
     """A model that is given to another tnt.Model has all weights, and runs as it was compiled."""
     for eager in (False, True):
-        expected, ours = network(), compiled(stages=size)
-        for model in (expected, ours):
+        expected, tested = network(), compiled(stages=size)
+        for model in (expected, tested):
             model.compile("sgd", "mse", run_eagerly=eager)
             train(model)
         for strategy in (tnt.ParallelStrategy.DATA, PIPELINING, PIPELINING, ALL):
-            ours = tnt.Model(ours, parallel_strategy=strategy)
-            close(ours.keras_model.get_weights(), expected.get_weights())
+            tested = tnt.Model(tested, parallel_strategy=strategy)
+            close(tested.keras_model.get_weights(), expected.get_weights())
             if strategy is tnt.ParallelStrategy.DATA:
-                assert ours.run_eagerly is eager
-            for model in (expected, ours):
+                assert tested.run_eagerly is eager
+            for model in (expected, tested):
                 train(model)
-            close(ours.get_weights(), expected.get_weights())
+            close(tested.get_weights(), expected.get_weights())
 
 
 def callbacks():
     """They see the whole model at the end of an epoch, and what they set holds."""
     seen = []
 
-    class Look(keras.callbacks.Callback):
+    class Probe(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            seen.append([np.array(w) for w in self.model.get_weights()])
+            model: Any = self.model
+            seen.append([np.array(w) for w in model.get_weights()])
 
     best = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True, baseline=None)
-    ours = compiled()
+    tested = compiled()
     saved = keras.callbacks.ModelCheckpoint(folder / "{epoch}.keras")
     rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 if epoch < 3 else 5.0)
-    history = train(ours, epochs=9, callbacks=[Look(), saved, rates, best]).history["loss"]
+    history = train(tested, epochs=9, callbacks=[Probe(), saved, rates, best]).history["loss"]
     chosen = int(np.argmin(history))
     assert len(history) < 9
-    close(ours.get_weights(), seen[chosen])
-    close(keras.models.load_model(folder / f"{chosen + 1}.keras").get_weights(), seen[chosen])
+    close(tested.get_weights(), seen[chosen])
+    loaded: Any = keras.models.load_model(folder / f"{chosen + 1}.keras")
+    close(loaded.get_weights(), seen[chosen])
     with pytest.raises(InvalidCall, match="Use save_freq='epoch'"):
-        train(ours, callbacks=[keras.callbacks.ModelCheckpoint(folder / "x.keras", save_freq=3)])
-    ours = compiled()
-    train(ours, epochs=2, callbacks=[tnt.callbacks.Checkpoints(folder / "checkpoints")])
-    other = compiled(strategy=tnt.ParallelStrategy.DATA)
-    train(other, epochs=3, callbacks=[tnt.callbacks.Checkpoints(folder / "checkpoints")])
-    train(ours, epochs=1)
-    close(ours.get_weights(), other.get_weights())
+        train(tested, callbacks=[keras.callbacks.ModelCheckpoint(folder / "x.keras", save_freq=3)])
+    tested = compiled()
+    train(tested, epochs=2, callbacks=[tnt.callbacks.Checkpoints(folder / "checkpoints")])
+    peer = compiled(strategy=tnt.ParallelStrategy.DATA)
+    train(peer, epochs=3, callbacks=[tnt.callbacks.Checkpoints(folder / "checkpoints")])
+    train(tested, epochs=1)
+    close(tested.get_weights(), peer.get_weights())
 
 
 def refused(sentence, call):
@@ -215,8 +218,8 @@ def mistakes():
     refused("does not begin with keras.Input. Use ParallelStrategy.DATA", lambda: compiled(unbuilt))
     refused("Use micro_batches=", lambda: train(compiled(micro_batches=4)))
     refused("no schedule 'fast'", lambda: train(compiled(schedule="fast")))
-    other = network(layers.Activation(("relu", "tanh")[rank], name="unlike"))
-    refused("settings of layers differ", lambda: train(compiled(other)))
+    peer = network(layers.Activation(("relu", "tanh")[rank], name="unlike"))
+    refused("settings of layers differ", lambda: train(compiled(peer)))
     refused("stages='2' is not a whole number", lambda: compiled(stages="2"))
     refused("into 0 micro-batches. Use micro_batches=1", lambda: train(compiled(micro_batches=0)))
     refused("no argument 'stage' beside a model", lambda: compiled(stage=2))
@@ -237,10 +240,10 @@ def mistakes():
         "The loss or a metric fails for outputs of shape [None, 2] and targets of ",
         lambda: compiled().fit(x, wide, 10, verbose=0),
     )
-    ours = compiled()
-    train(ours)
-    refused("its optimizer does not know that", lambda: ours(x, training=True))
-    assert ours(x).shape == (40, 2)
+    tested = compiled()
+    train(tested)
+    refused("its optimizer does not know that", lambda: tested(x, training=True))
+    assert tested(x).shape == (40, 2)
 
 
 def normalising(batch_norm):
@@ -284,9 +287,9 @@ class Dying(keras.callbacks.Callback):
 
 def lost():
     """The other rank says so, within a second at one of several tries."""
-    ours = compiled(stages=size, micro_batches=2)
+    tested = compiled(stages=size, micro_batches=2)
     try:
-        train(ours, callbacks=[Dying()])
+        train(tested, callbacks=[Dying()])
     except CarmeRuntimeError as error:
         seconds = time.time() - float((folder / "ended").read_text())
         assert re.search(r"[Rr]ank 1 (ended|was lost)", str(error)) and error.remedy, str(error)

@@ -8,6 +8,7 @@ KERAS_BACKEND is torch or tensorflow.
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
+import importlib
 import logging
 import shutil
 import sys
@@ -29,10 +30,9 @@ from patience import HANG
 
 action, *folders = sys.argv[1:]
 on_tensorflow = keras.backend.backend() == "tensorflow"
+tf: Any = importlib.import_module("tensorflow") if on_tensorflow else None
 if on_tensorflow:
-    import tensorflow
-
-    tensorflow.config.threading.set_inter_op_parallelism_threads(2)  # one of them waits for weights
+    tf.config.threading.set_inter_op_parallelism_threads(2)  # one of them waits for weights
 WIDTH = 48  # whose kernels are not small variables
 numbers = np.random.default_rng(3)
 x = numbers.normal(size=(24, WIDTH)).astype("float32")
@@ -41,8 +41,8 @@ y = numbers.normal(size=(24, WIDTH)).astype("float32")
 
 def layers() -> list[Any]:
     normal, drop = keras.layers.BatchNormalization(), keras.layers.Dropout(0.25)
-    first, *others = (keras.layers.Dense(WIDTH, activation="tanh") for _ in range(4))
-    return [first, normal, drop, *others]
+    first, *rest = (keras.layers.Dense(WIDTH, activation="tanh") for _ in range(4))
+    return [first, normal, drop, *rest]
 
 
 class Own(keras.Model):
@@ -82,23 +82,24 @@ class Rate(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if batch == 0:
-            self.weights = [np.array(value) for value in self.model.get_weights()]
+            model: Any = self.model
+            self.weights = [np.array(value) for value in model.get_weights()]
 
 
 def equal() -> None:
     for kind in ("functional", "own"):
-        heard: list[str] = []
+        messages: list[str] = []
         handler = logging.Handler()
-        handler.emit = lambda record, heard=heard: heard.append(record.getMessage())  # pyright: ignore
+        handler.emit = lambda record, messages=messages: messages.append(record.getMessage())  # pyright: ignore
         logging.getLogger("carme_runtime").addHandler(handler)
         expected = trained(5, "", kind)
         found = trained(5, "streamed", kind)
         logging.getLogger("carme_runtime").removeHandler(handler)
         assert found[0] == expected[0], (kind, found[0], expected[0])
-        for ours, theirs in zip(found[1], expected[1], strict=True):
-            assert np.array_equal(ours, theirs), kind
-        waits = any("waits for all weights" in text for text in heard)
-        assert waits == (on_tensorflow and kind == "own"), heard
+        for tested, reference in zip(found[1], expected[1], strict=True):
+            assert np.array_equal(tested, reference), kind
+        waits = any("waits for all weights" in text for text in messages)
+        assert waits == (on_tensorflow and kind == "own"), messages
     keras.utils.set_random_seed(5)
     own = keras.Sequential([keras.Input((WIDTH,)), *layers()])
     callback = Rate()
@@ -106,8 +107,8 @@ def equal() -> None:
     model.fit(x, y, batch_size=8, callbacks=[callback], verbose=0)
     if ck.is_master_rank():
         return
-    for ours, theirs in zip(callback.weights, own.get_weights(), strict=True):
-        assert np.array_equal(ours, theirs)
+    for tested, reference in zip(callback.weights, own.get_weights(), strict=True):
+        assert np.array_equal(tested, reference)
 
 
 class Later:
@@ -150,7 +151,7 @@ def overlap() -> None:
         if not ck.is_master_rank() or count[0] < 3:
             return send(group, *arguments, **options)
         turns.append(threading.Event())
-        return Later(*turns[-2:], may_go_on, lambda: send(group, *arguments, **options))
+        return Later(turns[-2], turns[-1], may_go_on, lambda: send(group, *arguments, **options))
 
     def signal() -> None:
         """Let the master rank know, beside what the ranks do meanwhile."""
@@ -168,14 +169,14 @@ def overlap() -> None:
         if not on_tensorflow:
             return note(value)
         # Not stateful: in a graph it would have its place in the order of the waits.
-        noted = tensorflow.numpy_function(note, [value], value.dtype, stateful=False)
+        noted = tf.numpy_function(note, [value], value.dtype, stateful=False)
         noted.set_shape(value.shape)
-        return value + tensorflow.stop_gradient(noted - value)
+        return value + tf.stop_gradient(noted - value)
 
     keras.utils.set_random_seed(5 + 100 * ck.get_rank())
-    first, *others = layers()
-    look = keras.layers.Lambda(seen, output_shape=(WIDTH,))
-    model = keras.Sequential([keras.Input((WIDTH,)), first, look, *others])
+    first, *rest = layers()
+    probe = keras.layers.Lambda(seen, output_shape=(WIDTH,))
+    model = keras.Sequential([keras.Input((WIDTH,)), first, probe, *rest])
     model(x[:1])
     model = ck.Model(model, start="streamed")
     model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
@@ -189,8 +190,8 @@ def overlap() -> None:
     assert in_time[0], "the first layer waits for the last one"
     assert count[0] == 4, "the kernels of four layers travel one after the other"
     weights = model.get_weights()
-    for ours, theirs in zip(weights, world().exchange(weights)[0], strict=True):
-        assert np.array_equal(ours, theirs)
+    for tested, reference in zip(weights, world().exchange(weights)[0], strict=True):
+        assert np.array_equal(tested, reference)
 
 
 def once() -> None:
@@ -247,8 +248,8 @@ def resume() -> None:
         found.append((history.history["loss"], model.get_weights()))
     for losses, weights in found[1:]:
         assert losses == found[0][0], (losses, found[0][0])
-        for ours, theirs in zip(weights, found[0][1], strict=True):
-            assert np.array_equal(ours, theirs)
+        for tested, reference in zip(weights, found[0][1], strict=True):
+            assert np.array_equal(tested, reference)
 
 
 def mistakes() -> None:

@@ -31,14 +31,14 @@ if rank == 0:
 elif rank != 1:
     process.passive_send(0, b"done")
 if rank == 0:
-    for other in (size, rank):
+    for peer in (size, rank):
         try:
-            process.kill(other)
+            process.kill(peer)
         except gaspi.InvalidCall as error:
             assert error.message.endswith(".") and error.remedy.endswith("."), error
         else:
             raise AssertionError("a mistake was not refused")
-    assert all(process.ping(other) for other in range(size))
+    assert all(process.ping(peer) for peer in range(size))
     if stopped:
         while ") T " not in Path(f"/proc/{pids[1]}/stat").read_text():
             time.sleep(0.01)
@@ -63,9 +63,9 @@ if rank == 1:
 end = time.monotonic() + 30
 while process.ping(1) and time.monotonic() < end:
     time.sleep(0.01)
-others = [gaspi.State.HEALTHY] * (size - 2)
-assert process.state_vector() == [gaspi.State.HEALTHY, gaspi.State.CORRUPT, *others]
-alive = [other for other in range(size) if other != 1]
+rest = [gaspi.State.HEALTHY] * (size - 2)
+assert process.state_vector() == [gaspi.State.HEALTHY, gaspi.State.CORRUPT, *rest]
+alive = [peer for peer in range(size) if peer != 1]
 survivors = process.group(alive, timeout=10_000)
 array = np.array([rank], np.int64)
 survivors.allreduce(array, timeout=10_000)

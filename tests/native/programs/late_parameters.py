@@ -39,22 +39,22 @@ cases: tuple[tuple[Callable[..., torch.optim.Optimizer], dict[str, Any], bool | 
 torch.manual_seed(0)
 for kind, options, fused in cases:
     for overlap in (False, True):
-        ours = Two()
-        theirs = copy.deepcopy(ours)
-        other = kind(theirs.parameters(), lr=0.01, **options)
-        optimizer = kind(ours.parameters(), lr=0.01, **options)
-        ours, optimizer = parallelize(ours, optimizer, overlap_step=overlap, bucket_mb=1e-4)
+        tested = Two()
+        expected = copy.deepcopy(tested)
+        another = kind(expected.parameters(), lr=0.01, **options)
+        optimizer = kind(tested.parameters(), lr=0.01, **options)
+        tested, optimizer = parallelize(tested, optimizer, overlap_step=overlap, bucket_mb=1e-4)
         assert optimizer.param_groups[0]["fused"] is fused, f"{kind} {options}"
         for step in range(8):
             x = torch.randn(4, 8)
-            ours.both = theirs.both = step > 2
-            for model, its in ((ours, optimizer), (theirs, other)):
+            tested.both = expected.both = step > 2
+            for model, its in ((tested, optimizer), (expected, another)):
                 its.zero_grad()
                 model(x).square().mean().backward()
                 its.step()
             if step == 5:
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        for a, b in zip(tested.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 frozen = Two()

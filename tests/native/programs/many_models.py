@@ -55,7 +55,7 @@ def train(number):
     assert gradient is not None
     everyone = [torch.empty_like(gradient) for _ in range(size)]
     dist.all_gather(everyone, gradient)
-    assert all(torch.equal(other, gradient) for other in everyone), "gradients were not reduced"
+    assert all(torch.equal(peer, gradient) for peer in everyone), "gradients were not reduced"
     if how == "keep":
         copies.append((gradient, gradient.clone()))
     if parallel:

@@ -41,7 +41,7 @@ def noted(measurement: Any, is_over: Any) -> None:
 
 
 measuring._Measurement.timings = waiting
-measuring._Measurement.run_until = noted
+measuring._Measurement.run_until = noted  # pyright: ignore[reportAttributeAccessIssue] - names differ
 if kind == "large":
     measuring._Measurement._needed = lambda *_: 1 << 40
 torch.manual_seed(0)
@@ -51,14 +51,14 @@ inputs, targets = torch.ones(SAMPLES, 4), torch.zeros(SAMPLES, dtype=torch.long)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 random = torch.get_rng_state()
 graph = trace(model, inputs, seconds=0.1) if kind == "graph" else None
-ours, optimizer = pipeline(
+tested, optimizer = pipeline(
     model, optimizer, example=inputs, stages=ranks, micro_batches=MICRO_BATCHES, graph=graph
 )
 assert torch.equal(random, torch.get_rng_state())
-for name, parameter in ours.named_parameters():
+for name, parameter in tested.named_parameters():
     assert torch.equal(parameter, before[name]) and parameter.grad is None, name
-ours.step(inputs, targets, loss=functional.cross_entropy)
+tested.step(inputs, targets, loss=functional.cross_entropy)
 assert not kind or not list(folder.iterdir())
 print("trained", flush=True)
-ours.close()
+tested.close()
 dist.destroy_process_group()

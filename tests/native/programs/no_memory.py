@@ -33,11 +33,11 @@ else:
 finally:
     resource.setrlimit(resource.RLIMIT_AS, most)
 
-others = [other for other in range(process.size) if other != 1]
+rest = [peer for peer in range(process.size) if peer != 1]
 if rank == 1:  # it stays until they have reported that they know, and so do they
-    for failed in [everyone.receive(bytearray(1), other, 0) for other in others]:
+    for failed in [everyone.receive(bytearray(1), peer, 0) for peer in rest]:
         assert failed.wait(60_000), "the others wait"
-    for answer in [everyone.send(bytearray(1), other, 0) for other in others]:
+    for answer in [everyone.send(bytearray(1), peer, 0) for peer in rest]:
         answer.wait()
 else:
     everyone.send(bytearray(1), 1, 0).wait()

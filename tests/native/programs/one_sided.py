@@ -75,8 +75,8 @@ with gaspi.init(30) as process:
     assert (words[9100:9102] == rank + 1).all()
 
     # A segment that only the right one knows, and that is given up again.
-    mine = process.segment_alloc(6, 4096)
-    mine.array("uint64")[0] = rank + 50
+    own = process.segment_alloc(6, 4096)
+    own.array("uint64")[0] = rank + 50
     if right != rank:
         process.segment_register(6, right)
     process.barrier()
@@ -142,9 +142,9 @@ with gaspi.init(30) as process:
     def come(call, timeout, first):
         """Rank 0 comes to what the others do as soon as all of them have waited for it in vain once."""
         if rank == 0:
-            for other in range(1, size):
-                process.notify_waitsome(3, first + other, timeout=60_000)
-                process.notify_reset(3, first + other)
+            for peer in range(1, size):
+                process.notify_waitsome(3, first + peer, timeout=60_000)
+                process.notify_reset(3, first + peer)
         tries = 0
         while True:
             try:

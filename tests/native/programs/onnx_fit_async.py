@@ -54,7 +54,8 @@ def closed(self: asynchronous.Exchange) -> None:
     last(self)
 
 
-asynchronous.Exchange.__init__, asynchronous.Exchange.close = noted, closed
+asynchronous.Exchange.__init__ = noted  # pyright: ignore[reportAttributeAccessIssue] - takes any arguments
+asynchronous.Exchange.close = closed
 trained = carme_runtime.onnx.fit(
     sys.argv[1], data, loss=loss, mode=mode, learning_rate=0.2, **settings.get("more", {})
 )

@@ -115,10 +115,11 @@ class Seen:
 def offload(model: nn.Module) -> None:
     """Let FSDP2 shard a stack of layers over one rank, whose parameters wait in the memory of the host."""
     from torch import distributed
+    from torch._C._distributed_c10d import HashStore
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     policy = CPUOffloadPolicy(pin_memory=False)  # pinned is what a GPU reads from
     options: Any = {"mesh": init_device_mesh("cpu", (1,)), "offload_policy": policy}
     for part in model.modules():

@@ -93,11 +93,11 @@ reach = 0.0  # C[0]
 def note_gradients(x, y, length):
     """What each rank is going to send, of these samples."""
     global largest
-    for other in range(size):
-        mine = slice(other * length, (other + 1) * length)
-        share = len(x[mine]) / len(x)
+    for peer in range(size):
+        own = slice(peer * length, (peer + 1) * length)
+        share = len(x[own]) / len(x)
         if share:
-            loss = nn.functional.mse_loss(alone(x[mine]), y[mine]) * share * size
+            loss = nn.functional.mse_loss(alone(x[own]), y[own]) * share * size
             gradients = torch.autograd.grad(loss, list(alone.parameters()))
             largest = max(largest, *(float(g.abs().max()) for g in gradients))
 
@@ -165,10 +165,10 @@ bounds = {"bf16": (5e-2, 2e-2), "wire_bf16": (1e-4, 2e-5), "wire_int8": (1e-4, 1
 rtol, atol = next((bounds[kind] for kind in bounds if kind in kinds), (1e-4, 1e-6))
 if unit and "uneven" in kinds:  # what a rank sends is weighted, and so is larger
     rtol, atol = 1e-5, 1e-6 + unit / (1 - unit) * largest * reach
-for (name, ours), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
-    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")  # noqa: B023
+for (name, tested), expected in zip(model.named_parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(tested, expected, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")  # noqa: B023
 flat = torch.cat([p.detach().flatten() for p in model.parameters()]).to(torch.float64)
 everyone = [torch.empty_like(flat) for _ in range(size)]
 torch.distributed.all_gather(everyone, flat)
-assert all(torch.equal(other, flat) for other in everyone), "the ranks have drifted apart"
+assert all(torch.equal(peer, flat) for peer in everyone), "the ranks have drifted apart"
 torch.distributed.destroy_process_group()

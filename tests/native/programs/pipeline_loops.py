@@ -22,55 +22,55 @@ torch.set_num_threads(1)
 Loss = functional.cross_entropy
 
 
-def own(count: int, ours: Any) -> slice:
+def own(count: int, tested: Any) -> slice:
     """This replica's samples."""
-    return slice(ours.replica * count, (ours.replica + 1) * count)
+    return slice(tested.replica * count, (tested.replica + 1) * count)
 
 
-def train(ours: Any, optimizer: Any, reference: Any, theirs: Any, data: Any, share: int) -> None:
+def train(tested: Any, optimizer: Any, reference: Any, expected_value: Any, data: Any, share: int) -> None:
     """Three steps, the second on a smaller batch, the third of two backward passes."""
     inputs, targets = data
     for step, count in enumerate((share, 5, share)):
-        part, whole = own(count, ours), slice(0, count * ours.replicas)
+        part, whole = own(count, tested), slice(0, count * tested.replicas)
         for repeat in range(1 + (step == 2)):
             torch.manual_seed(10 * step + repeat)
-            outputs = ours(*(t[part] for t in inputs))
+            outputs = tested(*(t[part] for t in inputs))
             Loss(outputs, targets[part]).backward()
             torch.manual_seed(10 * step + repeat)
             expected = reference(*(t[whole] for t in inputs))
             Loss(expected, targets[whole]).backward()
             alike(outputs.detach(), expected.detach()[part], f"outputs of step {step}")
         known = dict(reference.named_parameters())
-        for name, parameter in ours.named_parameters():
+        for name, parameter in tested.named_parameters():
             alike(parameter.grad, known[name].grad, f"gradient of {name} in step {step}")
         for kind in (2.0, float("inf")):
             norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.2 / kind, kind)
-            alike(torch.nn.utils.clip_grad_norm_(ours.parameters(), 0.2 / kind, kind), norm, "norm")
-        for each in (optimizer, theirs):
+            alike(torch.nn.utils.clip_grad_norm_(tested.parameters(), 0.2 / kind, kind), norm, "norm")
+        for each in (optimizer, expected_value):
             each.step()
             each.zero_grad()
 
 
-def evaluate(ours: Any, reference: Any, inputs: Any) -> None:
+def evaluate(tested: Any, reference: Any, inputs: Any) -> None:
     """On batches smaller and larger than those of training."""
-    ours.eval()
+    tested.eval()
     reference.eval()
     for count in (1, 7, len(inputs[0])):
         with torch.no_grad():
-            outputs = ours(*(t[:count] for t in inputs))
+            outputs = tested(*(t[:count] for t in inputs))
             alike(outputs, reference(*(t[:count] for t in inputs)), f"evaluation of {count}")
             assert not outputs.requires_grad
-    ours.train()
+    tested.train()
     reference.train()
 
 
-def compare_states(ours: Any, reference: Any, theirs: Any) -> tuple[Any, Any]:
-    state, optimizer_state = ours.state_dict(), ours.optimizer_state_dict()
+def compare_states(tested: Any, reference: Any, expected_value: Any) -> tuple[Any, Any]:
+    state, optimizer_state = tested.state_dict(), tested.optimizer_state_dict()
     if rank() == 0:
         known = reference.state_dict()
         for name, tensor in state.items():
             alike(tensor.double(), known[name].double(), name)
-        expected = theirs.state_dict()
+        expected = expected_value.state_dict()
         assert optimizer_state["param_groups"] == expected["param_groups"]
         assert list(optimizer_state["state"]) == list(expected["state"])
         for number, entry in expected["state"].items():
@@ -86,7 +86,7 @@ def compare_states(ours: Any, reference: Any, theirs: Any) -> tuple[Any, Any]:
 def main(name: str, stages: int, schedules: list[str]) -> None:
     saved: Any = None
     reference, inputs, targets = pipeline_models.make(name)
-    theirs = torch.optim.AdamW(reference.parameters(), 0.01)
+    expected_value = torch.optim.AdamW(reference.parameters(), 0.01)
     for specification in schedules:
         schedule, micro_batches, *words = specification.split(":")
         model, _, _ = pipeline_models.make(name)
@@ -104,14 +104,14 @@ def main(name: str, stages: int, schedules: list[str]) -> None:
         }
         if "tight" in words:
             options = tightest(model, optimizer, options)
-        ours, optimizer = pipeline(model, optimizer, **options)
-        assert any(fit.recomputes for fit in ours.plan().fits) == ("tight" in words)
+        tested, optimizer = pipeline(model, optimizer, **options)
+        assert any(fit.recomputes for fit in tested.plan().fits) == ("tight" in words)
         if saved:
-            ours.load_state_dict(saved[0] if rank() == 0 else {})
-        train(ours, optimizer, reference, theirs, (inputs, targets), share)
-        evaluate(ours, reference, inputs)
-        saved = compare_states(ours, reference, theirs)
-        ours.close()
+            tested.load_state_dict(saved[0] if rank() == 0 else {})
+        train(tested, optimizer, reference, expected_value, (inputs, targets), share)
+        evaluate(tested, reference, inputs)
+        saved = compare_states(tested, reference, expected_value)
+        tested.close()
         stages = 1 if stages == size() else size()  # the next one has another layout
 
 

@@ -101,20 +101,20 @@ def mistakes() -> None:
     calls()
     nothing_is_dropped()
 
-    ours, optimizer = make(stages=2, micro_batches=4)
+    tested, optimizer = make(stages=2, micro_batches=4)
     loss = functional.cross_entropy
-    refused("has samples of shape [5]", lambda: ours.step(torch.randn(12, 5), TARGETS, loss=loss))
-    refused("type float64", lambda: ours.step(INPUTS.double(), TARGETS, loss=loss))
-    refused("targets have 8 samples, and the inputs 12", lambda: ours.step(INPUTS, TARGETS[:8], loss=loss))
-    refused("13 samples, and the example had 12", lambda: ours.step(torch.randn(13, 4), TARGETS, loss=loss))
-    refused("The batch has 2 tensors", lambda: ours.step((INPUTS, INPUTS), TARGETS, loss=loss))
+    refused("has samples of shape [5]", lambda: tested.step(torch.randn(12, 5), TARGETS, loss=loss))
+    refused("type float64", lambda: tested.step(INPUTS.double(), TARGETS, loss=loss))
+    refused("targets have 8 samples, and the inputs 12", lambda: tested.step(INPUTS, TARGETS[:8], loss=loss))
+    refused("13 samples, and the example had 12", lambda: tested.step(torch.randn(13, 4), TARGETS, loss=loss))
+    refused("The batch has 2 tensors", lambda: tested.step((INPUTS, INPUTS), TARGETS, loss=loss))
     count = 12 - dist.get_rank()
-    refused("got batches of [12, 11]", lambda: ours.step(INPUTS[:count], TARGETS[:count], loss=loss))
-    assert float(ours.step(INPUTS, TARGETS, loss=loss)) > 0  # none of them did any harm
-    weighted = ours.step(INPUTS, (TARGETS, torch.ones(3)), loss=lambda y, t: loss(y, t[0], weight=t[1]))
+    refused("got batches of [12, 11]", lambda: tested.step(INPUTS[:count], TARGETS[:count], loss=loss))
+    assert float(tested.step(INPUTS, TARGETS, loss=loss)) > 0  # none of them did any harm
+    weighted = tested.step(INPUTS, (TARGETS, torch.ones(3)), loss=lambda y, t: loss(y, t[0], weight=t[1]))
     assert float(weighted) > 0  # what counts classes is no mistake
     optimizer.step()
-    ours.close()
+    tested.close()
 
 
 class Unused(nn.Module):
@@ -134,10 +134,10 @@ def nothing_is_dropped() -> None:
     torch.manual_seed(0)
     module = Unused()
     names = list(module.state_dict())
-    ours, _ = make(module, stages=2, micro_batches=4)
-    assert sum(stage.operators for stage in ours.plan().stages) == len(ours.plan().graph.operators) == 7
-    assert list(ours.state_dict()) == (names if dist.get_rank() == 0 else [])
-    ours.close()
+    tested, _ = make(module, stages=2, micro_batches=4)
+    assert sum(stage.operators for stage in tested.plan().stages) == len(tested.plan().graph.operators) == 7
+    assert list(tested.state_dict()) == (names if dist.get_rank() == 0 else [])
+    tested.close()
 
 
 class OtherInEvaluation(nn.Module):
@@ -165,20 +165,20 @@ class Mean(nn.Module):
 
 def calls() -> None:
     """What is wrong with calls of a pipeline."""
-    ours, _ = make(stages=2, micro_batches=4)
+    tested, _ = make(stages=2, micro_batches=4)
     wants = INPUTS.clone().requires_grad_()
-    refused("wants a gradient", lambda: ours(wants))
-    refused("13 samples, and the example had 12", lambda: ours(torch.randn(13, 4)))
-    outputs = ours(INPUTS)
+    refused("wants a gradient", lambda: tested(wants))
+    refused("13 samples, and the example had 12", lambda: tested(torch.randn(13, 4)))
+    outputs = tested(INPUTS)
     outputs.sum().backward(retain_graph=True)
     refused("A second backward pass", lambda: outputs.sum().backward())
-    refused("The state lacks", lambda: ours.load_state_dict({}))
-    refused("The model is in evaluation", lambda: ours.eval().step(INPUTS, TARGETS, loss=None))
-    ours.train().close()
-    other, _ = make(OtherInEvaluation(), stages=2, micro_batches=4)
-    refused("In evaluation the model does something else", lambda: other.eval()(INPUTS))
-    assert float(other.train().step(INPUTS, TARGETS, loss=functional.cross_entropy)) > 0
-    other.close()
+    refused("The state lacks", lambda: tested.load_state_dict({}))
+    refused("The model is in evaluation", lambda: tested.eval().step(INPUTS, TARGETS, loss=None))
+    tested.train().close()
+    peer, _ = make(OtherInEvaluation(), stages=2, micro_batches=4)
+    refused("In evaluation the model does something else", lambda: peer.eval()(INPUTS))
+    assert float(peer.train().step(INPUTS, TARGETS, loss=functional.cross_entropy)) > 0
+    peer.close()
     scalar, _ = make(Mean(), stages=2, micro_batches=4)
     refused("cannot be put together. Use step()", lambda: scalar(INPUTS))
     scalar.close()
@@ -189,15 +189,15 @@ def sparse() -> None:
     torch.manual_seed(0)
     layers = [nn.Embedding(5, 4, sparse=True), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 3)]
     words = torch.randint(0, 5, (12, 2))
-    ours, _ = make(nn.Sequential(*layers), example=words, stages=2, micro_batches=2, cut_points=["2"])
-    refused("A gradient is sparse", lambda: ours.step(words, TARGETS, loss=functional.cross_entropy))
-    refused("A gradient is sparse", lambda: functional.cross_entropy(ours(words), TARGETS).backward())
-    ours.close()
+    tested, _ = make(nn.Sequential(*layers), example=words, stages=2, micro_batches=2, cut_points=["2"])
+    refused("A gradient is sparse", lambda: tested.step(words, TARGETS, loss=functional.cross_entropy))
+    refused("A gradient is sparse", lambda: functional.cross_entropy(tested(words), TARGETS).backward())
+    tested.close()
 
 
 def lost() -> None:
     """Rank 1 ends; all others say so, within a second at one of several tries."""
-    ours, _ = make(stages=3, micro_batches=4)
+    tested, _ = make(stages=3, micro_batches=4)
     ended = Path(sys.argv[2])
     if dist.get_rank() == 1:
         puts, put = itertools.count(), Mailboxes.put
@@ -211,7 +211,7 @@ def lost() -> None:
         setattr(Mailboxes, "put", dying)  # noqa: B010
     for _ in range(1000):
         try:
-            ours.step(INPUTS, TARGETS, loss=functional.cross_entropy)
+            tested.step(INPUTS, TARGETS, loss=functional.cross_entropy)
         except CarmeRuntimeError as error:
             seconds = time.time() - float(ended.read_text())
             known = r"Rank 1 ended while rank (\d) waited for a message from rank 1 "
@@ -223,15 +223,15 @@ def lost() -> None:
 
 def checkpoints() -> None:
     """Those of other models and optimizers do not fit, and change nothing."""
-    ours, optimizer = make(stages=2, micro_batches=4)
+    tested, optimizer = make(stages=2, micro_batches=4)
     folder = Checkpoints(sys.argv[2])
-    folder.save(1, model=ours, optimizer=optimizer, epoch=3).wait()
+    folder.save(1, model=tested, optimizer=optimizer, epoch=3).wait()
     wide = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 5), nn.Linear(5, 3))
-    other, _ = make(wide, stages=2, micro_batches=4)
-    before = [parameter.detach().clone() for parameter in other.parameters()]
+    peer, _ = make(wide, stages=2, micro_batches=4)
+    before = [parameter.detach().clone() for parameter in peer.parameters()]
     # The rank whose stage it is names the tensor.
-    refused("checkpoint", lambda: folder.resume(model=other))
-    for now, earlier in zip(other.parameters(), before, strict=True):
+    refused("checkpoint", lambda: folder.resume(model=peer))
+    for now, earlier in zip(peer.parameters(), before, strict=True):
         assert torch.equal(now, earlier)
     deep, few = nn.Sequential(*model(), nn.Linear(3, 3)), model()
     longer, _ = make(deep, stages=2, micro_batches=4)
@@ -242,8 +242,8 @@ def checkpoints() -> None:
         few, torch.optim.SGD(few[0].parameters(), 0.1), example=INPUTS, stages=2, micro_batches=4
     )
     refused("groups of [6] parameters, and this one of [2]", lambda: folder.resume(optimizer=partly))
-    assert folder.resume(model=ours, optimizer=optimizer) == {"step": 1, "epoch": 3}
-    assert float(ours.step(INPUTS, TARGETS, loss=functional.cross_entropy)) > 0
+    assert folder.resume(model=tested, optimizer=optimizer) == {"step": 1, "epoch": 3}
+    assert float(tested.step(INPUTS, TARGETS, loss=functional.cross_entropy)) > 0
 
 
 def lost_start() -> None:
@@ -260,8 +260,8 @@ def lost_start() -> None:
 
         setattr(Group, "broadcast", dying)  # noqa: B010
     try:
-        ours, _ = make(stages=3, micro_batches=4, start="streamed")
-        ours.step(INPUTS, TARGETS, loss=functional.cross_entropy)
+        tested, _ = make(stages=3, micro_batches=4, start="streamed")
+        tested.step(INPUTS, TARGETS, loss=functional.cross_entropy)
     except CarmeRuntimeError as error:
         seconds = time.time() - float(ended.read_text())
         assert re.search(r"[Rr]ank 0 (was lost|ended)", str(error)) and error.remedy, str(error)
@@ -278,9 +278,9 @@ def unlike() -> None:
         "rows": (entropy, TARGETS.view(3, 4).repeat(4, 1)),
         "sums": (lambda y, _: squares(y, 2 * y, reduction="none"), TARGETS),
     }[sys.argv[2]]
-    ours, _ = make(stages=2, micro_batches=4)
+    tested, _ = make(stages=2, micro_batches=4)
     try:
-        ours.step(INPUTS, targets, loss=loss)
+        tested.step(INPUTS, targets, loss=loss)
     except CarmeRuntimeError as error:
         assert error.remedy
         print(f"REFUSED {error}", flush=True)

@@ -59,7 +59,7 @@ def compare(state: Any, optimizer_state: Any) -> None:
             alike(optimizer_state["state"][number][key], value, f"{key} of parameter {number}")
 
 
-def mine() -> tuple[Any, Any]:
+def own() -> tuple[Any, Any]:
     """As `make`; other ranks than 0 have other parameters, where a checkpoint must bring them all."""
     model, optimizer = make()
     for parameter in model.parameters() if rank and CHECKPOINT != "file" else ():
@@ -74,7 +74,7 @@ def cut(model: Any, optimizer: Any) -> tuple[Any, Any]:
 
 def begun() -> tuple[Any, Any, Any, int]:
     """The pipeline and its optimizer, as the last checkpoint has them; where that is; and its step."""
-    model, optimizer = mine()
+    model, optimizer = own()
     file = FOLDER / "checkpoint.pt"
     if CHECKPOINT == "file":
         saved = torch.load(file) if file.exists() else {"step": 0}

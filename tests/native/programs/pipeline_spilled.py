@@ -52,11 +52,11 @@ def in_stages(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.
 def main(folder: str) -> None:
     dist.init_process_group("carme")
     first, inputs, targets = small()
-    ours, _ = pipeline(
+    tested, _ = pipeline(
         first, torch.optim.AdamW(first.parameters()), example=inputs, stages=2, micro_batches=2
     )
-    ours.step(inputs, targets, loss=functional.mse_loss)
-    ours.close()
+    tested.step(inputs, targets, loss=functional.mse_loss)
+    tested.close()
     torch.manual_seed(0)
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model: Any = nn.Sequential(*layers)
@@ -71,17 +71,17 @@ def main(folder: str) -> None:
     limit = pages.resident() + pages.page_tables() + 72 * MIB
     with carme_runtime.memory(limit, folder):
         optimizer: Any = torch.optim.AdamW(model.parameters())
-        ours, optimizer = pipeline(
+        tested, optimizer = pipeline(
             model, optimizer, example=torch.randn(SAMPLES, WIDTH), stages=2, micro_batches=2
         )
-        found = ours.plan()
+        found = tested.plan()
         assert found.fits[dist.get_rank()].spilled_bytes > 0, found
         print(found, flush=True)
-        for value, other in zip(train(ours, optimizer, in_stages), expected, strict=True):
-            alike(value, other, "loss")
-        for name, parameter in ours.named_parameters():
+        for value, second in zip(train(tested, optimizer, in_stages), expected, strict=True):
+            alike(value, second, "loss")
+        for name, parameter in tested.named_parameters():
             alike(parameter.detach(), weights[name], name)
-        ours.close()
+        tested.close()
     dist.destroy_process_group()
 
 

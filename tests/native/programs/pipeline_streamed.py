@@ -67,7 +67,7 @@ def build_pipeline(name: str, stages: int, schedule: str = "1f1b") -> tuple[Any,
         for parameter in model.parameters():
             parameter.data.fill_(float("nan"))
     share = len(targets) // (size() // stages)
-    ours, optimizer = pipeline(
+    tested, optimizer = pipeline(
         model,
         torch.optim.SGD(model.parameters(), 0.05, momentum=0.9),
         example=[t[:share] for t in inputs],
@@ -77,59 +77,59 @@ def build_pipeline(name: str, stages: int, schedule: str = "1f1b") -> tuple[Any,
         cut_points=["6"] if name == "mlp" else (),
         start="streamed",
     )
-    return ours, optimizer, reference, torch.optim.SGD(reference.parameters(), 0.05, momentum=0.9)
+    return tested, optimizer, reference, torch.optim.SGD(reference.parameters(), 0.05, momentum=0.9)
 
 
 def train(name: str, stages: int, schedule: str) -> None:
     """Losses, gradients and weights are those of one process."""
-    ours, optimizer, reference, theirs = build_pipeline(name, stages, schedule)
+    tested, optimizer, reference, expected = build_pipeline(name, stages, schedule)
     _, inputs, targets = pipeline_models.make(name)
-    share = len(targets) // ours.replicas
-    own = slice(ours.replica * share, (ours.replica + 1) * share)
+    share = len(targets) // tested.replicas
+    own = slice(tested.replica * share, (tested.replica + 1) * share)
     events.clear()
     for step in range(2):
         with Noting():
-            loss = ours.step([t[own] for t in inputs], targets[own], loss=functional.cross_entropy)
+            loss = tested.step([t[own] for t in inputs], targets[own], loss=functional.cross_entropy)
         alike(loss, single_step(reference, inputs, targets, 1, True), f"loss of step {step}")
         known = dict(reference.named_parameters())
-        for each, parameter in ours.named_parameters():
+        for each, parameter in tested.named_parameters():
             alike(parameter.grad, known[each].grad, f"gradient of {each} in step {step}")  # pyright: ignore
-        for stepped in (optimizer, theirs):
+        for stepped in (optimizer, expected):
             stepped.step()
             stepped.zero_grad()
     if rank() and name == "mlp" and schedule == "1f1b":
         last = len(events) - events[::-1].index(WAIT)
         assert events.index(COMPUTE) < last, "the first layer waited for the last one"
     assert rank() == 0 or WAIT in events, "nothing travelled when the first step began"
-    assert not ours._carriers, "what has carried parameters stays"
-    same_state(ours, reference)
-    ours.close()
+    assert not tested._carriers, "what has carried parameters stays"
+    same_state(tested, reference)
+    tested.close()
 
 
-def same_state(ours: Any, reference: Any) -> None:
-    state = ours.state_dict()
+def same_state(tested: Any, reference: Any) -> None:
+    state = tested.state_dict()
     for name, value in reference.state_dict().items() if rank() == 0 else ():
         alike(state[name], value, name)
 
 
 def first_uses(stages: int) -> None:
     """Whatever uses the pipeline first has rank 0's parameters."""
-    ours, _, reference, _ = build_pipeline("mlp", stages)
-    same_state(ours, reference)
-    ours.close()
-    ours, _, reference, _ = build_pipeline("mlp", stages)
-    other = {name: value + 1 for name, value in reference.state_dict().items()}
-    ours.load_state_dict(other if rank() == 0 else {})  # which nothing that travels comes after
-    reference.load_state_dict(other)
-    same_state(ours, reference)
-    ours.close()
-    ours, _, reference, _ = build_pipeline("mlp", stages)
+    tested, _, reference, _ = build_pipeline("mlp", stages)
+    same_state(tested, reference)
+    tested.close()
+    tested, _, reference, _ = build_pipeline("mlp", stages)
+    peer = {name: value + 1 for name, value in reference.state_dict().items()}
+    tested.load_state_dict(peer if rank() == 0 else {})  # which nothing that travels comes after
+    reference.load_state_dict(peer)
+    same_state(tested, reference)
+    tested.close()
+    tested, _, reference, _ = build_pipeline("mlp", stages)
     _, inputs, _ = pipeline_models.make("mlp")
     with torch.no_grad():
-        alike(ours.eval()(*inputs), reference(*inputs), "evaluation")
-    ours.close()
-    ours, _, _, _ = build_pipeline("mlp", stages)  # and is never used: nobody waits for it in vain
-    ours.close()
+        alike(tested.eval()(*inputs), reference(*inputs), "evaluation")
+    tested.close()
+    tested, _, _, _ = build_pipeline("mlp", stages)  # and is never used: nobody waits for it in vain
+    tested.close()
 
 
 def at_once(stages: int) -> None:
@@ -152,11 +152,11 @@ def at_once(stages: int) -> None:
 
     Group.broadcast = noting  # pyright: ignore[reportAttributeAccessIssue]
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    ours, _ = pipeline(model, optimizer, example=inputs, stages=stages, cut_points=["6"])
+    tested, _ = pipeline(model, optimizer, example=inputs, stages=stages, cut_points=["6"])
     Group.broadcast = broadcast
     assert copies
-    same_state(ours, reference)
-    ours.close()
+    same_state(tested, reference)
+    tested.close()
 
 
 def failing(stages: int) -> None:
@@ -165,12 +165,12 @@ def failing(stages: int) -> None:
     def lose() -> None:
         raise OSError("lost")
 
-    ours, _, _, _ = build_pipeline("mlp", stages)
-    ours._arrivals.leave(lose)
+    tested, _, _, _ = build_pipeline("mlp", stages)
+    tested._arrivals.leave(lose)
     with pytest.raises(OSError, match="lost"):
-        ours.close()
-    assert not any(module._forward_pre_hooks for module in ours._traced.model.modules())
-    assert ours._passes._post._boxes is None, "the memory of messages stays"
+        tested.close()
+    assert not any(module._forward_pre_hooks for module in tested._traced.model.modules())
+    assert tested._passes._post._boxes is None, "the memory of messages stays"
 
 
 def mistake() -> None:

@@ -40,11 +40,13 @@ def delayed(seed: int) -> None:
         setattr(Mailboxes, name, late)
 
 
-def alike(ours: torch.Tensor, theirs: torch.Tensor, what: str, limit: float = LIMIT) -> None:
-    assert ours.dtype == theirs.dtype, what
-    difference = float((ours - theirs).double().norm() / theirs.double().norm().clamp(min=1e-12))
+def alike(tested: torch.Tensor, expected_value: torch.Tensor, what: str, limit: float = LIMIT) -> None:
+    assert tested.dtype == expected_value.dtype, what
+    difference = float(
+        (tested - expected_value).double().norm() / expected_value.double().norm().clamp(min=1e-12)
+    )
     # Gradients that are zero but for rounding have no relative size.
-    assert difference < limit or float((ours - theirs).abs().max()) < 1e-7, (what, difference)
+    assert difference < limit or float((tested - expected_value).abs().max()) < 1e-7, (what, difference)
 
 
 def single_step(model: Any, inputs: Any, targets: Any, micro_batches: int, together: bool) -> torch.Tensor:
@@ -80,7 +82,7 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
         if word in ("micro", "exact", "deferred"):
             options["batch_norm"] = word
     reference = copy.deepcopy(model)
-    theirs = torch.optim.SGD(reference.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
+    expected_value = torch.optim.SGD(reference.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
     if dist.is_initialized() and dist.get_rank():
         for parameter in model.parameters():  # rank 0's count
@@ -91,7 +93,7 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
     options |= {"micro_batches": micro_batches, "schedule": schedule}
     if "tight" in words:
         options = tightest(model, optimizer, options)
-    ours, optimizer = pipeline(model, optimizer, **options)
+    tested, optimizer = pipeline(model, optimizer, **options)
     replica = rank() // stages
     together = not set(words) & {"micro", "deferred"}
     for step in range(40 if "often" in words else 3):
@@ -99,24 +101,24 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
         own = slice(replica * count, (replica + 1) * count)
         whole = slice(0, replicas * count)
         torch.manual_seed(step)
-        loss = ours.step([t[own] for t in inputs], targets[own], loss=functional.cross_entropy)
+        loss = tested.step([t[own] for t in inputs], targets[own], loss=functional.cross_entropy)
         torch.manual_seed(step)
         expected = single_step(reference, [t[whole] for t in inputs], targets[whole], micro_batches, together)
         alike(loss, expected, f"loss of step {step}")
         known = dict(reference.named_parameters())
-        for each, parameter in ours.named_parameters():
+        for each, parameter in tested.named_parameters():
             gradient, wanted = parameter.grad, known[each].grad
             assert (gradient is None) == (wanted is None), each
             if gradient is not None and wanted is not None:
                 alike(gradient, wanted, f"gradient of {each} in step {step}")
         if "clip" in words:
             norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
-            alike(ours.clip_grad_norm_(0.1), norm, "norm")
+            alike(tested.clip_grad_norm_(0.1), norm, "norm")
         if step != 1 or "accumulate" not in words:
-            for each in (optimizer, theirs):
+            for each in (optimizer, expected_value):
                 each.step()
                 each.zero_grad()
-    state = ours.state_dict()
+    state = tested.state_dict()
     if rank() == 0:
         known = reference.state_dict()
         assert list(state) == list(known)
@@ -124,8 +126,8 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
             if "running" in each and "deferred" in words:
                 continue  # seen by `statistics`
             alike(tensor.double(), known[each].double(), each)
-        print(ours.plan())
-    ours.close()
+        print(tested.plan())
+    tested.close()
 
 
 def deferred_statistics(stages: int, again: bool = False) -> None:
@@ -140,15 +142,15 @@ def deferred_statistics(stages: int, again: bool = False) -> None:
     options |= {"batch_norm": "deferred", "cut_points": ["2"]}
     if again:
         options = tightest(model, optimizer, options)
-    ours, _ = pipeline(model, optimizer, **options)
-    assert ours.plan().recomputes(0) == again
-    ours.step(inputs, targets, loss=functional.cross_entropy)
+    tested, _ = pipeline(model, optimizer, **options)
+    assert tested.plan().recomputes(0) == again
+    tested.step(inputs, targets, loss=functional.cross_entropy)
     whole(inputs)
-    state = ours.state_dict()
+    state = tested.state_dict()
     for name, tensor in whole.state_dict().items():
         if rank() == 0 and name.startswith("1.") and tensor.dim() < 2 and "weight" not in name:
             alike(state[name].double(), tensor.double(), name)
-    ours.close()
+    tested.close()
 
 
 def replica_statistics(stages: int) -> None:
@@ -156,24 +158,24 @@ def replica_statistics(stages: int) -> None:
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
     alone = [copy.deepcopy(model) for _ in range(size() // stages)]
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ours, _ = pipeline(model, optimizer, example=torch.zeros(6, 4), stages=stages, batch_norm="exact")
+    tested, _ = pipeline(model, optimizer, example=torch.zeros(6, 4), stages=stages, batch_norm="exact")
     for step in range(2):
         torch.manual_seed(step)
         inputs, targets = torch.randn(6 * len(alone), 4) * 3 + 1, torch.randint(0, 3, (6 * len(alone),))
-        part = slice(ours.replica * 6, ours.replica * 6 + 6)
-        ours.step(inputs[part], targets[part], loss=functional.cross_entropy)
+        part = slice(tested.replica * 6, tested.replica * 6 + 6)
+        tested.step(inputs[part], targets[part], loss=functional.cross_entropy)
         for number, replica in enumerate(alone):
             replica(inputs[number * 6 : number * 6 + 6])
-    state = ours.state_dict()
+    state = tested.state_dict()
     for name in ("0.running_mean", "0.running_var") if rank() == 0 else ():
         alike(state[name], torch.stack([replica.state_dict()[name] for replica in alone]).mean(0), name)
     with torch.no_grad():
-        outputs = ours.eval()(torch.ones(20, 4))
+        outputs = tested.eval()(torch.ones(20, 4))
     everyone = [torch.empty_like(outputs) for _ in range(size())]
     dist.all_gather(everyone, outputs)
     for each in everyone:
         alike(each, everyone[0], "evaluation of replicas")
-    ours.close()
+    tested.close()
 
 
 def several_outputs(stages: int) -> None:
@@ -188,15 +190,17 @@ def several_outputs(stages: int) -> None:
         return functional.mse_loss(early, wanted["early"]) + functional.cross_entropy(late, wanted["late"])
 
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ours, _ = pipeline(model, optimizer, example=inputs, stages=stages, micro_batches=4)
+    tested, _ = pipeline(model, optimizer, example=inputs, stages=stages, micro_batches=4)
     alike(
-        ours.step(inputs, targets, loss=loss), (expected := loss(reference(inputs), targets)).detach(), "loss"
+        tested.step(inputs, targets, loss=loss),
+        (expected := loss(reference(inputs), targets)).detach(),
+        "loss",
     )
     expected.backward()
     known = dict(reference.named_parameters())
-    for name, parameter in ours.named_parameters():
+    for name, parameter in tested.named_parameters():
         alike(parameter.grad, known[name].grad, name)  # pyright: ignore[reportArgumentType]
-    ours.close()
+    tested.close()
 
 
 def several_lengths(stages: int) -> None:
@@ -206,35 +210,35 @@ def several_lengths(stages: int) -> None:
         reference, replicas = copy.deepcopy(model), size() // stages
         count = len(targets) // replicas
         part = slice(rank() // stages * count, (rank() // stages + 1) * count)
-        theirs = torch.optim.SGD(reference.parameters(), 0.1)
+        expected_value = torch.optim.SGD(reference.parameters(), 0.1)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         options: dict[str, Any] = {"stages": stages, "micro_batches": 4, "variable_shapes": True}
-        ours, optimizer = pipeline(model, optimizer, example=words[part], **options)
+        tested, optimizer = pipeline(model, optimizer, example=words[part], **options)
         for step, length in enumerate((6, 4, 5)):
             torch.manual_seed(step)
-            loss = ours.step(words[part, :length], targets[part], loss=functional.cross_entropy)
+            loss = tested.step(words[part, :length], targets[part], loss=functional.cross_entropy)
             torch.manual_seed(step)
             expected = single_step(reference, (words[:, :length],), targets, 1, True)
             alike(loss, expected, f"loss of {name} with {length} words")
             known = dict(reference.named_parameters())
-            for each, parameter in ours.named_parameters():
+            for each, parameter in tested.named_parameters():
                 alike(parameter.grad, known[each].grad, f"{each} with {length} words")  # pyright: ignore
-            for stepped in (optimizer, theirs):
+            for stepped in (optimizer, expected_value):
                 stepped.step()
                 stepped.zero_grad()
         for length in (3, 7):
             with torch.no_grad():
                 if length == 7:
-                    refuse_long_sentences(ours, length)
+                    refuse_long_sentences(tested, length)
                     continue
-                outputs = ours.eval()(words[:, :length])
+                outputs = tested.eval()(words[:, :length])
                 alike(outputs, reference.eval()(words[:, :length]), f"evaluation of {length} words")
-        ours.close()
+        tested.close()
 
 
-def refuse_long_sentences(ours: Any, length: int) -> None:
+def refuse_long_sentences(tested: Any, length: int) -> None:
     try:
-        ours(torch.zeros(4, length, dtype=torch.int64))
+        tested(torch.zeros(4, length, dtype=torch.int64))
     except InvalidCall as error:
         assert f"has samples of shape [{length}]" in str(error), error
         return
@@ -253,19 +257,19 @@ def in_bfloat16(stages: int, again: bool = False) -> None:
         options["example"] = inputs
         if again:
             options = tightest(model, optimizer, options)
-        ours, _ = pipeline(model, optimizer, **options)
-        assert any(fit.recomputes for fit in ours.plan().fits) == again
+        tested, _ = pipeline(model, optimizer, **options)
+        assert any(fit.recomputes for fit in tested.plan().fits) == again
         with torch.autocast("cpu", torch.bfloat16, enabled=not whole):
-            loss = ours.step(inputs, targets, loss=functional.cross_entropy)
+            loss = tested.step(inputs, targets, loss=functional.cross_entropy)
             expected = functional.cross_entropy(reference(*inputs), targets)
         expected.backward()
         alike(loss, expected.detach().float(), "loss in bfloat16", 0.02)
         known = dict(reference.named_parameters())
-        for name, parameter in ours.named_parameters():
+        for name, parameter in tested.named_parameters():
             alike(parameter.grad, known[name].grad, f"{name} in bfloat16", 0.1)  # pyright: ignore
-        ours.clip_grad_norm_(1.0)
+        tested.clip_grad_norm_(1.0)
         optimizer.step()
-        ours.close()
+        tested.close()
 
 
 def rank() -> int:

@@ -29,8 +29,8 @@ if "--alone" in sys.argv:
     functional.cross_entropy(model(inputs), targets).backward()
 else:
     stages = 2 if "--stages" in sys.argv else None
-    ours, optimizer = pipeline(model, optimizer, example=inputs, micro_batches=2, stages=stages)
-    print(f"replica {ours.replica} of {ours.replicas}", flush=True)
-    ours.step(inputs, targets, loss=functional.cross_entropy)
+    tested, optimizer = pipeline(model, optimizer, example=inputs, micro_batches=2, stages=stages)
+    print(f"replica {tested.replica} of {tested.replicas}", flush=True)
+    tested.step(inputs, targets, loss=functional.cross_entropy)
 optimizer.step()
 print("trained", flush=True)

@@ -1,6 +1,7 @@
 """Scripts for `carme-run --scale-probe`; the first argument names one."""
 
 import sys
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ class Named(nn.Module):
 def keras_fit() -> None:
     import keras
 
-    model = keras.Sequential([keras.layers.Dense(64, activation="relu"), keras.layers.Dense(4)])
+    model: Any = keras.Sequential([keras.layers.Dense(64, activation="relu"), keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer="adam", loss=loss)
     model.fit(torch.randn(2048, 32).numpy(), torch.randint(0, 4, (2048,)).numpy(), 32, 10_000, verbose=0)
@@ -56,9 +57,9 @@ def train(steps: int = 1_000_000) -> None:
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters())
     if KIND == "a step before":
-        other = nn.Linear(2, 2)
-        before = torch.optim.SGD(other.parameters())
-        other(torch.ones(4, 2)).sum().backward()
+        peer = nn.Linear(2, 2)
+        before = torch.optim.SGD(peer.parameters())
+        peer(torch.ones(4, 2)).sum().backward()
         before.step()
     for number, (values, labels) in zip(range(steps), batches(32), strict=False):
         if KIND == "uneven":

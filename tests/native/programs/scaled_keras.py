@@ -7,6 +7,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,9 +25,9 @@ class OwnStep(keras.Sequential):
         return super().train_step(data)
 
 
-def compiled(jit_compile: bool, kind: type[keras.Sequential] = keras.Sequential) -> keras.Model:
+def compiled(jit_compile: bool, kind: type[keras.Sequential] = keras.Sequential) -> Any:
     layers = keras.layers
-    model = kind([layers.Dense(256, activation="relu"), layers.BatchNormalization(), layers.Dense(4)])
+    model: Any = kind([layers.Dense(256, activation="relu"), layers.BatchNormalization(), layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer="adam", loss=loss, jit_compile=jit_compile)
     return model
@@ -55,15 +56,15 @@ def load_for_long() -> None:
     """For longer than the probe waits for the end of a loop of the script's own."""
     from carme_runtime.scaling.own_loops import OwnLoop
 
-    has_waited, look = threading.Event(), OwnLoop.goes_on
+    has_waited, probe = threading.Event(), OwnLoop.goes_on
 
     def noted(loop: OwnLoop, seconds: float) -> bool:
-        found = look(loop, seconds)
+        found = probe(loop, seconds)
         if seconds > float(sys.argv[2]):
             has_waited.set()
         return found
 
-    OwnLoop.goes_on = noted
+    OwnLoop.goes_on = noted  # pyright: ignore[reportAttributeAccessIssue] - names differ
     has_waited.wait()
 
 
@@ -88,7 +89,7 @@ elif KIND == "batches":
         begin = number % 64 * 32
         trained.train_on_batch(VALUES[begin : begin + 32], LABELS[begin : begin + 32])
 elif KIND == "wide":
-    wide = keras.Sequential([keras.layers.Dense(8192, activation="relu"), keras.layers.Dense(4)])
+    wide: Any = keras.Sequential([keras.layers.Dense(8192, activation="relu"), keras.layers.Dense(4)])
     wide.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     wide.fit(VALUES, LABELS, 32, 10_000, verbose=0)
 elif KIND == "short":

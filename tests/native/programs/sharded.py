@@ -84,8 +84,8 @@ def pair(name: str = "AdamW", **options: Any):
     return created
 
 
-def compare(model: nn.Module, other: nn.Module, what: str) -> None:
-    for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+def compare(model: nn.Module, another: nn.Module, what: str) -> None:
+    for (name, a), b in zip(model.state_dict().items(), another.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7, msg=lambda t: f"{what} {name}: {t}")  # noqa: B023
 
 
@@ -103,13 +103,13 @@ def same_state(a: dict[str, Any], b: dict[str, Any], what: str) -> None:
     assert a["param_groups"] == b["param_groups"], what
     assert sorted(a["state"]) == sorted(b["state"]), what
     for number, entries in a["state"].items():
-        others = b["state"][number]
-        assert list(entries) == list(others), (what, list(entries), list(others))
+        rest = b["state"][number]
+        assert list(entries) == list(rest), (what, list(entries), list(rest))
         for key, value in entries.items():
             if isinstance(value, torch.Tensor):
-                torch.testing.assert_close(value, others[key], rtol=1e-5, atol=1e-7)
+                torch.testing.assert_close(value, rest[key], rtol=1e-5, atol=1e-7)
             else:
-                assert value == others[key], (what, number, key)
+                assert value == rest[key], (what, number, key)
 
 
 def optimizers() -> None:
@@ -160,15 +160,15 @@ def travel() -> None:
     """Parameters travel after a step, and anyone who uses one in the model's way waits for it."""
     torch.manual_seed(3)
     plain = Attentive()
-    ours = copy.deepcopy(plain)
-    created = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (plain, ours)]
+    tested = copy.deepcopy(plain)
+    created = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (plain, tested)]
     parallelize(plain, created[0])
-    parallelize(ours, created[1], bucket_mb=0.002, shard_optimizer=True, overlap_step=True)
+    parallelize(tested, created[1], bucket_mb=0.002, shard_optimizer=True, overlap_step=True)
     generator = torch.Generator().manual_seed(rank)
     for step in range(6):
         x = torch.randint(0, 97, (3, 5), generator=generator)
         losses = []
-        for model, optimizer in zip((plain, ours), created, strict=True):
+        for model, optimizer in zip((plain, tested), created, strict=True):
             loss = nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
             optimizer.zero_grad(set_to_none=step % 2 == 0)
             loss.backward()
@@ -177,13 +177,13 @@ def travel() -> None:
         assert abs(losses[0] - losses[1]) <= 1e-5 * abs(losses[0]), (step, losses)
         if step == 2:
             with torch.no_grad():
-                torch.testing.assert_close(ours.embed(x), plain.embed(x), rtol=1e-5, atol=1e-7)
+                torch.testing.assert_close(tested.embed(x), plain.embed(x), rtol=1e-5, atol=1e-7)
         if step == 3:
-            compare(ours, plain, "after a step")
+            compare(tested, plain, "after a step")
         if step == 4:
-            twin = copy.deepcopy(ours)
+            twin = copy.deepcopy(tested)
             twin(x)  # has no part in the run
-    compare(ours, plain, "at the end")
+    compare(tested, plain, "at the end")
     same_state(created[1].state_dict(), created[0].state_dict(), "travel")
 
 
@@ -264,18 +264,18 @@ def layout() -> None:
 def again() -> None:
     """Divided once more, with a parameter that is trained now, and then whole."""
     torch.manual_seed(5)
-    plain, ours = build(), build()
-    created = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (plain, ours)]
-    for each in (plain, ours):
+    plain, tested = build(), build()
+    created = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (plain, tested)]
+    for each in (plain, tested):
         each[0].requires_grad_(False)  # pyright: ignore[reportIndexIssue]
     for shard in (True, True, False):
         parallelize(plain, created[0])
-        parallelize(ours, created[1], shard_optimizer=shard)
+        parallelize(tested, created[1], shard_optimizer=shard)
         train(plain, created[0])
-        train(ours, created[1])
-        compare(ours, plain, "again")
+        train(tested, created[1])
+        compare(tested, plain, "again")
         same_state(created[1].state_dict(), created[0].state_dict(), "again")
-        for each in (plain, ours):
+        for each in (plain, tested):
             each[0].requires_grad_(True)  # pyright: ignore[reportIndexIssue]
 
 

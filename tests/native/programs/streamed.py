@@ -64,8 +64,8 @@ def overlap() -> None:
     model(torch.ones(2, 8)).sum().backward()
     torch.manual_seed(0)
     expected = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
-    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    for tested, reference in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(tested, reference)
     optimizer.step()
 
 
@@ -101,15 +101,17 @@ def uses() -> None:
     first = model[0](x)  # pyright: ignore[reportIndexIssue]
     assert torch.equal(first, build(0)[0](x))  # pyright: ignore[reportIndexIssue]
     model, _ = build_parallel(rank, start="streamed")
-    other = build(5).state_dict()
-    model.load_state_dict(other)  # which nothing that travels comes after
-    assert all(torch.equal(value, other[name]) for name, value in model.state_dict().items())
+    second = build(5).state_dict()
+    model.load_state_dict(second)  # which nothing that travels comes after
+    assert all(torch.equal(value, second[name]) for name, value in model.state_dict().items())
     model, optimizer = build_parallel(rank, start="streamed")
     whole, first_optimizer = build_parallel(rank)
     train(model, optimizer)
     train(whole, first_optimizer)
-    for (name, ours), theirs in zip(model.state_dict().items(), whole.state_dict().values(), strict=True):
-        assert torch.equal(ours, theirs), name
+    for (name, tested), reference in zip(
+        model.state_dict().items(), whole.state_dict().values(), strict=True
+    ):
+        assert torch.equal(tested, reference), name
     twin = copy.deepcopy(model)
     twin(x)  # has no part in the run
     # It is never used: nobody waits for it in vain.
@@ -122,8 +124,10 @@ def divided() -> None:
     whole, first = build_parallel(rank)
     train(model, optimizer)
     train(whole, first)
-    for (name, ours), theirs in zip(model.state_dict().items(), whole.state_dict().values(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=lambda t: f"{name}: {t}")  # noqa: B023
+    for (name, tested), reference in zip(
+        model.state_dict().items(), whole.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(tested, reference, rtol=1e-5, atol=1e-6, msg=lambda t: f"{name}: {t}")  # noqa: B023
 
 
 def compiled() -> None:

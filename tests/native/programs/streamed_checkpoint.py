@@ -88,10 +88,10 @@ def orders() -> None:
     expected, values, whole = resumed("", "parallelize")
     assert values["step"] == 3 and values["epoch"] == 7, values
     for first in ("resume", "parallelize"):
-        losses, others, state = resumed("streamed", first)
+        losses, rest, state = resumed("streamed", first)
         assert losses == expected, (first, losses, expected)
-        assert others["epoch"] == 7
-        assert torch.equal(others["mean"], values["mean"])
+        assert rest["epoch"] == 7
+        assert torch.equal(rest["mean"], values["mean"])
         torch.testing.assert_close(state, whole, rtol=0, atol=0)
     divided, _, state = resumed("streamed", "resume", shard_optimizer=True)
     torch.testing.assert_close(divided, expected, rtol=1e-5, atol=1e-6)
@@ -115,11 +115,11 @@ def once() -> None:
     Group.broadcast = send
     assert not sent, "parameters travel twice"
     model(torch.ones(2, 8)).sum().backward()  # and now they are everywhere
-    mine = [p.detach().clone() for p in model.parameters()]
-    for own in mine:
-        theirs = own.clone()
-        dist.broadcast(theirs, 0)
-        assert torch.equal(own, theirs)
+    own_part = [p.detach().clone() for p in model.parameters()]
+    for own in own_part:
+        reference = own.clone()
+        dist.broadcast(reference, 0)
+        assert torch.equal(own, reference)
 
 
 def others_use_it() -> None:
@@ -169,10 +169,10 @@ def overlap() -> None:
     with torch.no_grad():
         found = model(torch.ones(2, 8))
     files.read, Group.broadcast = read, send
-    other, optimizer = build()
-    Checkpoints(folder).resume(model=other, optimizer=optimizer)
+    second, optimizer = build()
+    Checkpoints(folder).resume(model=second, optimizer=optimizer)
     with torch.no_grad():
-        assert torch.equal(found, other.eval()(torch.ones(2, 8)))
+        assert torch.equal(found, second.eval()(torch.ones(2, 8)))
 
 
 def large(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:

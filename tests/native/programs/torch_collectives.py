@@ -92,19 +92,19 @@ elif rank == size - 1:
         assert (got == tag).all()
 
 for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8):
-    mine = torch.full((size, 5), rank + 1, dtype=dtype)
+    own = torch.full((size, 5), rank + 1, dtype=dtype)
     for op, want in (
         (dist.ReduceOp.SUM, size * (size + 1) // 2),
         (dist.ReduceOp.MIN, 1),
         (dist.ReduceOp.MAX, size),
         (dist.ReduceOp.PRODUCT, int((ranks + 1).prod())),
     ):
-        dist.all_reduce(whole := mine.clone(), op)
-        dist.reduce_scatter_tensor(part := torch.empty(5, dtype=dtype), mine, op)
+        dist.all_reduce(whole := own.clone(), op)
+        dist.reduce_scatter_tensor(part := torch.empty(5, dtype=dtype), own, op)
         assert (whole == want).all() and (part == want).all(), (dtype, op)
-    dist.all_gather_into_tensor(whole := torch.empty(size * 5, dtype=dtype), mine[0])
+    dist.all_gather_into_tensor(whole := torch.empty(size * 5, dtype=dtype), own[0])
     assert (whole.view(size, 5) == torch.arange(1, size + 1)[:, None].to(dtype)).all(), dtype
-    dist.all_to_all_single(whole := torch.empty(size, 5, dtype=dtype), mine)
+    dist.all_to_all_single(whole := torch.empty(size, 5, dtype=dtype), own)
     assert (whole == torch.arange(1, size + 1)[:, None].to(dtype)).all(), dtype
 
 works = [dist.all_reduce(torch.ones(5000), async_op=True) for _ in range(10)]
@@ -116,13 +116,13 @@ assert (future.wait()[0] == size).all()
 halved: Any = dist.ReduceOp.PREMUL_SUM(0.5)
 quartered: Any = dist.ReduceOp.PREMUL_SUM(torch.tensor(0.25))
 for dtype in (torch.float32, torch.bfloat16):
-    mine = torch.full((size, 4), 2.0, dtype=dtype)
-    dist.reduce_scatter_tensor(part := torch.empty(4, dtype=dtype), mine, halved)
-    assert (part == size).all() and (mine == 2).all(), dtype
-    dist.all_reduce(mine, quartered)
-    assert (mine == size / 2).all(), dtype
-dist.reduce(mine := torch.full((5,), 2.0), 0, halved)
-assert (mine == (size if rank == 0 else 2)).all()
+    own = torch.full((size, 4), 2.0, dtype=dtype)
+    dist.reduce_scatter_tensor(part := torch.empty(4, dtype=dtype), own, halved)
+    assert (part == size).all() and (own == 2).all(), dtype
+    dist.all_reduce(own, quartered)
+    assert (own == size / 2).all(), dtype
+dist.reduce(own := torch.full((5,), 2.0), 0, halved)
+assert (own == (size if rank == 0 else 2)).all()
 try:
     dist.all_reduce(torch.ones(3, dtype=torch.int32), halved)
 except Exception as error:
@@ -186,17 +186,17 @@ for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         (dist.ReduceOp.BOR, functools.reduce(operator.or_, bits)),
         (dist.ReduceOp.BXOR, functools.reduce(operator.xor, bits)),
     ):
-        mine = torch.full((size, 3), bits[rank], dtype=dtype)
-        dist.all_reduce(whole := mine.clone(), op)
-        dist.reduce_scatter_tensor(part := torch.empty(3, dtype=dtype), mine, op)
+        own = torch.full((size, 3), bits[rank], dtype=dtype)
+        dist.all_reduce(whole := own.clone(), op)
+        dist.reduce_scatter_tensor(part := torch.empty(3, dtype=dtype), own, op)
         assert (whole == want).all() and (part == want).all(), (dtype, op)
     signs = (1, -1) if dtype != torch.uint8 else (1,)
     for sign in signs:
         want = int(sign * sum(bits) / size)
-        mine = torch.full((3, size), sign * bits[rank], dtype=dtype).t()  # not contiguous
-        dist.all_reduce(whole := mine.clone(), dist.ReduceOp.AVG)
-        dist.reduce_scatter_tensor(part := torch.empty(3, dtype=dtype), mine, dist.ReduceOp.AVG)
-        dist.reduce(mean := mine.clone(), 0, dist.ReduceOp.AVG)
+        own = torch.full((3, size), sign * bits[rank], dtype=dtype).t()  # not contiguous
+        dist.all_reduce(whole := own.clone(), dist.ReduceOp.AVG)
+        dist.reduce_scatter_tensor(part := torch.empty(3, dtype=dtype), own, dist.ReduceOp.AVG)
+        dist.reduce(mean := own.clone(), 0, dist.ReduceOp.AVG)
         assert (whole == want).all() and (part == want).all(), (dtype, whole, part, want)
         assert (mean == (want if rank == 0 else sign * bits[rank])).all()
 dist.all_reduce(flags := torch.tensor([True, rank == 0]), dist.ReduceOp.BAND)
@@ -247,14 +247,14 @@ reductions: list[tuple[Any, int]] = [
 ]
 for op, divisor in reductions:
     values = torch.full((rank + 2, 2), rank + 1.0)
-    mine = torch.sparse_coo_tensor(torch.stack([rows, columns]), values, (5, size + 1, 2))
-    want = mine.to_dense()
+    own = torch.sparse_coo_tensor(torch.stack([rows, columns]), values, (5, size + 1, 2))
+    want = own.to_dense()
     dist.all_reduce(want)
-    work = dist.all_reduce(mine, op, async_op=True)
-    assert work and work.wait() and mine.is_sparse
-    torch.testing.assert_close(mine.to_dense(), want / divisor)
-    dist.all_reduce_coalesced([mine])
-    torch.testing.assert_close(mine.to_dense(), want * size / divisor)
+    work = dist.all_reduce(own, op, async_op=True)
+    assert work and work.wait() and own.is_sparse
+    torch.testing.assert_close(own.to_dense(), want / divisor)
+    dist.all_reduce_coalesced([own])
+    torch.testing.assert_close(own.to_dense(), want * size / divisor)
 dist.all_reduce(nothing := torch.zeros(3, 2).to_sparse())
 assert not nothing.to_dense().any()
 dist.all_reduce(large := torch.tensor([[0, 2**60 + 1]]).to_sparse())

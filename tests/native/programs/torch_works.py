@@ -69,9 +69,9 @@ for ask in (work.wait, work.synchronize, work.get_future().wait):
         assert str(error).split(".")[0] in str(raised), raised
     else:
         raise AssertionError("it ended well")
-others = [None] * size
-dist.all_gather_object(others, type(error).__name__)
-assert Mismatch.__name__ in others, others
+rest = [None] * size
+dist.all_gather_object(rest, type(error).__name__)
+assert Mismatch.__name__ in rest, rest
 
 # A message that nobody sends is waited for as long as the group allows, and may still come.
 limited: Any = dist.new_group(list(range(size)))
@@ -79,7 +79,7 @@ limited.set_timeout(timedelta(milliseconds=300))
 if rank == 0:
     got = torch.empty(3)
     awaited = dist.irecv(got, 1, group=limited, tag=7)
-    for receive, whose in (
+    for receive, sender in (
         (lambda: dist.recv(torch.empty(3), 1, group=limited, tag=5), "rank 1"),
         (lambda: dist.recv(torch.empty(3), group=limited, tag=6), "any rank"),
         (awaited.wait, "rank 1"),
@@ -87,7 +87,7 @@ if rank == 0:
         try:
             receive()
         except Timeout as error:
-            assert f"No message came from {whose} in time." in str(error), error
+            assert f"No message came from {sender} in time." in str(error), error
         else:
             raise AssertionError("nobody had sent anything")
     dist.barrier()

@@ -27,7 +27,7 @@ def collectives(file: Path) -> int:
 
 
 with gaspi.init() as process:
-    me, other = process.rank, 1 - process.rank
+    me, second = process.rank, 1 - process.rank
     everyone = process.group_all
     memory = process.segment_create(3, 4096)
     numbers = numpy.ones(1000, numpy.float32)
@@ -38,6 +38,7 @@ with gaspi.init() as process:
         plan.run()
     pending = [everyone.allreduce(numbers, asynchronous=True) for _ in range(2)]
     for each in pending:
+        assert each
         each.wait()
     everyone.broadcast(numbers, 1)
     how = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -53,21 +54,21 @@ with gaspi.init() as process:
     if how in ("full", "many") and profile.recorder:
         for _ in range(20_000):
             profile.recorder.add(profile.PHASE, "forward", time.perf_counter())
-    sent = [everyone.send(numpy.full(100 + n, n, numpy.uint8), other, tag=5) for n in range(3 + me)]
-    for n in range(3 + other):
+    sent = [everyone.send(numpy.full(100 + n, n, numpy.uint8), second, tag=5) for n in range(3 + me)]
+    for n in range(3 + second):
         got = numpy.zeros(100 + n, numpy.uint8)
-        everyone.receive(got, other, tag=5).wait()
+        everyone.receive(got, second, tag=5).wait()
         assert got[0] == n
     for each in sent:
         each.wait()
     for n in range(2):
-        process.write_notify(3, 0, other, 3, 1024, 512, notification=n)
+        process.write_notify(3, 0, second, 3, 1024, 512, notification=n)
         process.wait(0)
         assert process.notify_waitsome(3, n) == n
         assert process.notify_reset(3, n) == 1
-    process.read(3, 0, other, 3, 2048, 64)
+    process.read(3, 0, second, 3, 2048, 64)
     process.wait(0)
-    process.fetch_add(other, 3, 0, 1)
+    process.fetch_add(second, 3, 0, 1)
     if profile.recorder:
         began = time.perf_counter()
         profile.recorder.add(profile.PHASE, "forward", began)

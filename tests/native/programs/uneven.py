@@ -53,15 +53,15 @@ def main(slow: int, times: float) -> None:
     targets = torch.randint(0, WIDTH, (SAMPLES,))
     reference = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ours, _ = pipeline(
+    tested, _ = pipeline(
         model, optimizer, example=inputs, stages=2, micro_batches=MICRO_BATCHES, schedule="1f1b"
     )
-    loss = ours.step(inputs, targets, loss=functional.cross_entropy)
+    loss = tested.step(inputs, targets, loss=functional.cross_entropy)
     alike(loss, single_step(reference, (inputs,), targets, 1, True), "loss")
     known = dict(reference.named_parameters())
-    for name, parameter in ours.named_parameters():
+    for name, parameter in tested.named_parameters():
         alike(parameter.grad, known[name].grad, name)  # pyright: ignore[reportArgumentType]
-    created = ours.plan()
+    created = tested.plan()
     operators = [stage.operators for stage in created.stages]
     assert operators[slow] < 0.8 * operators[1 - slow], (operators, created.devices)
     speeds = [1 / created.slowness_of(stage) for stage in (0, 1)]
@@ -69,7 +69,7 @@ def main(slow: int, times: float) -> None:
     if dist.get_rank() == 0:
         print(created)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    ours.close()
+    tested.close()
     dist.destroy_process_group()
 
 

@@ -118,11 +118,11 @@ def carried(group: Group, content: bytes) -> None:
 def test_nothing_is_written_for_who_no_longer_waits_for_a_message(groups: list[Group]):
     first, second = groups
     dropped, wanted = bytearray(4), bytearray(4)
-    letter = second.receive(dropped, 0)
-    del letter
-    letter = second.receive(wanted, 0)
+    request = second.receive(dropped, 0)
+    del request
+    request = second.receive(wanted, 0)
     carried(first, b"next")
-    assert letter.wait(round(HANG * 1000))
+    assert request.wait(round(HANG * 1000))
     assert (dropped, wanted) == (bytes(4), b"next")
 
 
@@ -131,8 +131,8 @@ def test_each_of_several_threads_gets_its_message(groups: list[Group], beside: T
     first, second = groups
     for turn in range(20):
         buffers = [bytearray(1) for _ in range(3)]
-        letters = [second.receive(buffer, 0) for buffer in buffers]
-        waiting: list[Future[bool]] = [beside.submit(letter.wait) for letter in reversed(letters)]
+        requests = [second.receive(buffer, 0) for buffer in buffers]
+        waiting: list[Future[bool]] = [beside.submit(request.wait) for request in reversed(requests)]
         for number in range(3):
             carried(first, bytes([turn + number]))
             assert waiting[2 - number].result(HANG)
@@ -193,7 +193,7 @@ def test_messages_arrive_though_their_sender_drops_group_and_buffer(ranks: list[
 def test_a_message_arrives_though_its_receiver_drops_the_group(ranks: list[Rank], groups: list[Group]):
     sender, receiver = groups
     buffer = bytearray(4)
-    letter = receiver.receive(buffer, 0)
+    request = receiver.receive(buffer, 0)
     carried(sender, b"here")
     sent(ranks[0])
     ended = weakref.ref(receiver._group)
@@ -201,8 +201,8 @@ def test_a_message_arrives_though_its_receiver_drops_the_group(ranks: list[Rank]
     del receiver
     gc.collect()
     until(lambda: not ranks[1].mail._forgotten)
-    assert letter.wait(round(HANG * 1000)) and buffer == b"here"
-    del letter
+    assert request.wait(round(HANG * 1000)) and buffer == b"here"
+    del request
     until(lambda: ended() is None and not ranks[1].mail._inboxes)
 
 

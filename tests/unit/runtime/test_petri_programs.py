@@ -63,7 +63,7 @@ def test_programs_in_c_and_cpp_open_ranges_by_name(
         marking = run.wait(HANG)
     assert marking["sums"] == [[[5.5] * 3] * 2] and marking["sizes"] == [48]
     assert (
-        "Range none cannot be opened: there is none of this name."
+        "Range none cannot be opened: no range has this name."
         in (tmp_path / "run" / "output.log").read_text()
     )
 

@@ -343,5 +343,5 @@ async def test_a_server_that_does_not_report_is_reported_as_lost(
     site.broker.command = ["sleep", "600"]
     await site.start()
     await eventually(lambda: site.broker.session(100).state is SessionState.LOST, "the broker knows")
-    assert "has not been heard of" in site.broker.session(100).sentence
+    assert "has not reported" in site.broker.session(100).sentence
     assert site.broker.cancelled == []

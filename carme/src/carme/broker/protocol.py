@@ -257,7 +257,7 @@ class GetJob(Operation[Job]):
 
 @operation("jobs")
 class GetJobs(Operation[list[Job]]):
-    """List the jobs in Slurm's queue; with `active=False` also those that ended minutes ago.
+    """List the jobs in Slurm's queue; with `active=False` include jobs that ended minutes ago.
 
     Services that name no user get the jobs of all users.
     """
@@ -501,7 +501,7 @@ class GetEvents(Operation[EventBatch]):
 
 @operation("sessions")
 class GetSessions(Operation[list[Session]]):
-    """List sessions, newest first; with `active=False` also those that ended in the last days."""
+    """List sessions, newest first; with `active=False` include sessions that ended in the last days."""
 
     user: User = None
     active: bool = True

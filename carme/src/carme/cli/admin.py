@@ -79,10 +79,10 @@ def _add_nodes_and_jobs(command: Command) -> None:
 
 
 def _add_record(command: Command) -> None:
-    record = command("record", "search the record of changes: who, when, what, before, after", _record)
+    record = command("record", "search the audit log: who, when, what, before, after", _record)
     record.add_argument("search", metavar="WORDS", nargs="?", default="")
     record.add_argument("--who", default="", metavar="USER")
-    record.add_argument("--kind", default="", help="of what: user, booking, project, ...")
+    record.add_argument("--kind", default="", help="kind of object: user, booking, project, ...")
     record.add_argument("--since", metavar="DAY", help="like 2026-11-22 (UTC)")
     record.add_argument("--until", metavar="DAY")
     record.add_argument("--limit", type=int, default=50, metavar="N")

@@ -15,7 +15,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser = commands.add_parser("config", help="show and check the site's configuration")
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     check = actions.add_parser("check", help="check a configuration file")
-    check.add_argument("file", nargs="?", metavar="FILE", help="the file (default: the one that is in use)")
+    check.add_argument("file", nargs="?", metavar="FILE", help="the file (default: the site's)")
     add_json(check)
     check.set_defaults(run=_check)
 

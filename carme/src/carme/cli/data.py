@@ -30,9 +30,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _add_copy(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = parts.add_parser(
         "copy",
-        help="copy a folder or file; run it again to go on, or to copy what has changed",
-        description="Copy the contents of folder SRC into folder DST, or file SRC to DST. What is there "
-        "already and unchanged is not copied again. Nothing at the destination is removed.",
+        help="copy a folder or file; run it again to resume, or to copy changes",
+        description="Copy the contents of folder SRC into folder DST, or file SRC to DST. Unchanged files "
+        "are not copied again. Nothing is removed at the destination.",
     )
     _paths(command)
     _how(command)
@@ -43,7 +43,7 @@ def _add_copy(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _add_work(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = parts.add_parser(
         "work",
-        help="do a share of a copy by several nodes; its jobs run this",
+        help="copy a part of a copy by several nodes; its jobs run this",
         description="Copy units of the plan that 'carme data copy --nodes' made, until there are no more.",
     )
     command.add_argument("plan", metavar="PLAN", help="the plan's folder, at the copy's top")
@@ -54,7 +54,8 @@ def _add_sync(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command = parts.add_parser(
         "sync",
         help="copy, and remove from DST what SRC does not have",
-        description="Make folder DST the same as folder SRC: what SRC does not have is removed from DST.",
+        description="Make folder DST equal to folder SRC: copy changes, and remove from DST what SRC does "
+        "not have.",
     )
     _paths(command)
     command.add_argument(
@@ -70,8 +71,8 @@ def _add_verify(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command = parts.add_parser(
         "verify",
         help="compare a copy with its source, byte by byte",
-        description="Compare DST with SRC: contents, and all that is kept besides. Nothing is changed. With "
-        "IMAGE alone, compare an image that was packed with the digest that it had then.",
+        description="Compare DST with SRC: contents and attributes. Changes nothing. With "
+        "IMAGE alone, compare a packed image with its recorded digest.",
     )
     command.add_argument("source", metavar="SRC | IMAGE")
     command.add_argument("destination", metavar="DST", nargs="?", default="")
@@ -98,14 +99,14 @@ def _add_pack(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--compression",
         choices=COMPRESSIONS,
         default="zstd",
-        help="how it is compressed (default: zstd)",
+        help="compression (default: zstd)",
     )
     command.add_argument("--hash", choices=ALGORITHMS, default="", help="digest (default: blake3)")
     command.set_defaults(run=_pack)
 
 
 def _nodes(parser: argparse.ArgumentParser) -> None:
-    nodes = parser.add_argument_group("by several nodes of the cluster, which all have SRC and DST")
+    nodes = parser.add_argument_group("copy with several nodes, which must all mount SRC and DST")
     nodes.add_argument("--nodes", type=int, metavar="N", help="share the work among this many nodes, as jobs")
     nodes.add_argument(
         "--dsync", action="store_true", help="copy with dsync of mpiFileUtils, which all nodes need"
@@ -130,7 +131,7 @@ def _paths(parser: argparse.ArgumentParser) -> None:
 
 def _printing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON event a line, for programs")
-    parser.add_argument("--quiet", action="store_true", help="no progress; only what went wrong, and the end")
+    parser.add_argument("--quiet", action="store_true", help="print only errors and the summary, no progress")
 
 
 def _add_pace_options(parser: argparse.ArgumentParser) -> None:
@@ -154,8 +155,8 @@ def _how(parser: argparse.ArgumentParser) -> None:
         "--verify",
         choices=("read", "device", "none"),
         default="read",
-        help="read every copied byte back (default); have it written to the device first and read it from "
-        "there; or neither",
+        help="read: read every copied byte back (default); device: write it to the device first and read it "
+        "from there; none: do not verify",
     )
     parser.add_argument(
         "--hash",
@@ -168,7 +169,7 @@ def _how(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-attributes", action="store_true", help="leave out extended attributes and ACLs")
     parser.add_argument(
-        "--durable", action="store_true", help="end only when everything is on the destination's device"
+        "--durable", action="store_true", help="finish only when everything is on the destination's device"
     )
 
 

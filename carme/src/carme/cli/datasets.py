@@ -31,8 +31,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
     command = parts.add_parser(
         "add",
-        help="enter a folder or an archive as a dataset, or as its newest version",
-        description="Read all files of FOLDER and enter it with its digest. The data stays where it is, and "
+        help="add a folder or an archive as a dataset, or as its newest version",
+        description="Read all files of FOLDER and add it with its digest. The data stays where it is, and "
         "must not be changed as long as the version is used: jobs that have a copy do not look for changes. "
         "An archive (tar, also with gzip, bzip2 or xz, or zip), uploaded for example, is unpacked first.",
     )

@@ -30,14 +30,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     every.set_defaults(run=_list)
     build = actions.add_parser(
         "build",
-        help="have a batch job build an image",
+        help="build an image in a batch job",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     build.add_argument("name", metavar="NAME")
     what = build.add_mutually_exclusive_group(required=True)
     what.add_argument("--requirements", metavar="FILE", help="packages for pip, one in each line")
-    what.add_argument("--definition", metavar="FILE", help="a definition of Apptainer")
+    what.add_argument("--definition", metavar="FILE", help="an Apptainer definition file")
     build.add_argument("--base", default="", help="the site's image that packages are added to")
     add_title(build)
     build.add_argument("--folder", default="", help="folder for its file (default: your home)")

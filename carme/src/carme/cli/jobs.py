@@ -18,16 +18,16 @@ MOST_LINES = 1_000_000
 TITLES = ["JOB", "NAME", "STATE", "NODES", "GPUS", "LIMIT", "STARTED", "EXPLANATION"]
 
 
-_WHICH = "its number; 123_4 is task 4 of array 123"
+_WHICH = "job number; 123_4 is task 4 of array 123"
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands."""
     jobs = commands.add_parser("jobs", help="list your jobs")
     which = jobs.add_mutually_exclusive_group()
-    which.add_argument("--all-states", action="store_true", help="also those that ended minutes ago")
+    which.add_argument("--all-states", action="store_true", help="include jobs that ended minutes ago")
     which.add_argument(
-        "--history", action="store_true", help="those of the last seven days, from the accounting"
+        "--history", action="store_true", help="jobs of the last seven days, from the accounting"
     )
     add_json(jobs)
     jobs.set_defaults(run=_jobs)

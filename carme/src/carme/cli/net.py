@@ -14,12 +14,12 @@ _COMMANDS = {
     "net": (
         "carme_runtime.petri.command",
         "run, watch and feed a workflow that is a Petri net",
-        "run, status, put, attach, resume or include. Each explains itself: carme net run --help",
+        "run, status, put, attach, resume or include. For the help of one of them, run: carme net run --help",
     ),
     "onnx": (
         "carme_runtime.onnx.command",
         "plan and run an ONNX model on several workers",
-        "plan or run. Each explains itself: carme onnx plan --help",
+        "plan or run. For the help of one of them, run: carme onnx plan --help",
     ),
 }
 

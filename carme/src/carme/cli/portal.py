@@ -72,7 +72,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bookings = commands.add_parser("bookings", help="book nodes with GPUs for later, through the portal")
     parts = bookings.add_subparsers(title="commands", metavar="COMMAND", required=True)
     booked = parts.add_parser("list", help="list your bookings")
-    booked.add_argument("--all", action="store_true", help="also those that are over")
+    booked.add_argument("--all", action="store_true", help="include past bookings")
     booked.set_defaults(run=_bookings)
     kinds = parts.add_parser("kinds", help="list which nodes can be booked")
     kinds.set_defaults(run=_kinds)
@@ -88,14 +88,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     create.set_defaults(run=_book)
     _plan(create)
     free.set_defaults(run=_free)
-    session = parts.add_parser("session", help="have a session start in a booking's first minute")
+    session = parts.add_parser("session", help="start a session automatically when a booking begins")
     session.add_argument("name", metavar="NAME")
     _plan(session)
     session.set_defaults(run=_booked_session)
     offer = parts.add_parser("offer", help="offer a booking to another user, who has to accept it")
     offer.add_argument("name", metavar="NAME")
     offer.add_argument(
-        "user", metavar="USER", nargs="?", help="who may take it; without a name the offer is withdrawn"
+        "user", metavar="USER", nargs="?", help="the user to offer it to; without one, withdraw the offer"
     )
     offer.set_defaults(run=_offer)
     accept = parts.add_parser("accept", help="take over a booking that was offered to you")

@@ -33,7 +33,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     every = actions.add_parser("list", help="list your sessions")
-    every.add_argument("--all", action="store_true", help="also those that ended in the last days")
+    every.add_argument("--all", action="store_true", help="include sessions that ended in the last days")
     every.set_defaults(run=_list)
 
     show = actions.add_parser("show", help="show one session: its state, its remaining time, its timeline")

@@ -29,8 +29,8 @@ STDIN, STDOUT = 0, 1
 BROKEN_OUTPUT = 128 + signal.SIGPIPE
 
 _EPILOG = """\
-Without a command it is a login shell. Where input or output is a pipe or a file, both pass as they
-are, byte by byte. The exit code is the command's.
+Without a command it is a login shell. If input or output is a pipe or a file, both pass
+unchanged. The exit code is the command's.
 
 examples:
   carme session shell sk3x7d9q2

@@ -139,7 +139,7 @@ class Connection:
         if not url.startswith(("https://", "http://localhost", "http://127.0.0.1")):
             raise ConfigError(
                 _("The portal's address must begin with 'https://', not be {url!r}.", url=url),
-                _("A token must not be overheard."),
+                _("A token may only be sent encrypted."),
             )
         self.url = url.rstrip("/")
         self._client = httpx.Client(

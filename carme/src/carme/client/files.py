@@ -77,7 +77,7 @@ class Files:
                 reported = self._connection.ask("GET", _with_query("files/upload", path, id=upload))
                 if reported["exists"] and not replace:
                     raise InvalidRequest(
-                        _("There is something called {path!r} already.", path=path),
+                        _("{path!r} already exists.", path=path),
                         _("Choose another name, or replace it."),
                         field="path",
                     )
@@ -132,7 +132,7 @@ class Files:
         into = into / path.rpartition("/")[2] if into.is_dir() else into
         if into.exists() and not replace:
             raise InvalidRequest(
-                _("There is a file {into!r} here already.", into=str(into)),
+                _("The file {into!r} already exists here.", into=str(into)),
                 _("Choose another name."),
                 field="file",
             )
@@ -145,7 +145,7 @@ class Files:
         except OSError as error:
             raise InvalidRequest(
                 _("The file {into!r} cannot be written: {why}.", into=str(into), why=error.strerror),
-                _("Make room, or choose another folder."),
+                _("Free some space, or choose another folder."),
                 field="file",
             ) from None
         return into

@@ -97,7 +97,7 @@ class Images:
 
         Args:
             requirements: Packages for pip, or the path of a file that lists them.
-            definition: The path of a definition of Apptainer.
+            definition: The path of an Apptainer definition file.
             base: The site's image on which the packages are installed.
             folder: Where it goes; by default into my home.
             project: Whose members may use it; needs a folder that they can read.

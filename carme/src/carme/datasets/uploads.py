@@ -44,8 +44,8 @@ def unpack(archive: str, into: str = "") -> str:
     into = os.path.realpath(into or folder_of(archive))
     if os.path.lexists(into):
         raise InvalidRequest(
-            _("{into} is there already, so {archive} is not unpacked there.", into=into, archive=archive),
-            _("Enter that folder, or name another one with --into."),
+            _("{into} already exists, so {archive} is not unpacked there.", into=into, archive=archive),
+            _("Add that folder, or name another one with --into."),
             field="into",
         )
     draft = Path(f"{into}.unpacking-{os.getpid()}")

@@ -33,7 +33,7 @@ _REASONS = {
     errno.EACCES: (noop("You may not do that with {name!r}."), noop("Ask its owner to allow it.")),
     errno.EPERM: (noop("You may not do that with {name!r}."), noop("Ask its owner to allow it.")),
     errno.EEXIST: (
-        noop("There is something called {name!r} already."),
+        noop("{name!r} already exists."),
         noop("Choose another name, or replace it."),
     ),
     errno.ENOSPC: (
@@ -200,7 +200,7 @@ class Files:
             while left:
                 data = part.read(min(CHUNK, left))
                 if not data:
-                    raise FileError(_("The upload was interrupted."), _("Go on with it."))
+                    raise FileError(_("The upload was interrupted."), _("Continue it."))
                 connection.sendall(data)
                 left -= len(data)
 
@@ -272,7 +272,7 @@ def _answers() -> Iterator[None]:
         yield
     except TimeoutError:
         raise BrokerTimeout(
-            _("Your files do not answer."), _("The file system may hang; try again later.")
+            _("Your file system does not respond."), _("The file system may hang; try again later.")
         ) from None
     except (OSError, ValueError):
         raise BrokerUnavailable(_("Your files cannot be reached."), _("Try again in a moment.")) from None

@@ -307,7 +307,7 @@ def _lost_text(facts: Facts, reachable: bool) -> str:
         )
     if not facts.was_ready:
         return facts.message or _(
-            "The session's job runs, but its server has not been heard of for minutes, and its node may have "
+            "The session's job runs, but its server has not reported for minutes, and its node may have "
             "lost it; wait a moment, or stop the session and start it again."
         )
     return facts.message or _(

@@ -32,11 +32,11 @@ _GROUPS = 1024
 #: The longest record of an entry, in bytes.
 _RECORD = 258
 #: A walk's findings take at most so much memory at a time, in bytes.
-_FINDINGS = 32 << 20
+_ITEMS_SIZE = 32 << 20
 #: A walk leaves folders with more entries than this to others.
-_MOST = 1 << 16
+_MAX_ENTRIES = 1 << 16
 #: Copying returns after so many milliseconds, so that what was done can be reported.
-_PATIENCE = 200
+_TIME_LIMIT = 200
 
 _CHANGED, _CORRUPT = -1, -2
 
@@ -60,8 +60,8 @@ def chosen(engine: str) -> str:
     return "native" if there and engine != "python" else "python"
 
 
-class _Manner(ctypes.Structure):
-    """How to copy: `struct manner`."""
+class _CopyOptions(ctypes.Structure):
+    """How to copy: `struct copy_options`."""
 
     _fields_ = (
         ("hash", c_void_p),
@@ -90,14 +90,14 @@ def library() -> ctypes.CDLL | None:
             return None
     except (OSError, AttributeError):
         return None
-    manner, counts = POINTER(_Manner), POINTER(_Counts)
+    options, counts = POINTER(_CopyOptions), POINTER(_Counts)
     for name, result, arguments in (
         ("carme_open", c_void_p, [c_int]),
         ("carme_close", None, [c_void_p]),
         ("carme_entries", c_int64, [c_void_p, c_void_p, c_int64, c_int64]),
-        ("carme_copy", c_int64, [manner, c_int, c_int, c_void_p, c_int64, c_char_p, c_int64, counts]),
-        ("carme_compare", None, [manner, c_int, c_int, c_void_p, c_int64, counts]),
-        ("carme_walk", c_void_p, [manner, c_int, c_int, c_int64, c_int64, c_int]),
+        ("carme_copy", c_int64, [options, c_int, c_int, c_void_p, c_int64, c_char_p, c_int64, counts]),
+        ("carme_compare", None, [options, c_int, c_int, c_void_p, c_int64, counts]),
+        ("carme_walk", c_void_p, [options, c_int, c_int, c_int64, c_int64, c_int]),
         ("carme_walk_on", c_int64, [c_void_p, c_int, c_int, c_int64, c_void_p, c_int64, counts]),
         ("carme_walk_end", None, [c_void_p]),
         ("carme_room", c_int64, [c_int]),
@@ -250,15 +250,15 @@ class Native:
         self._hash = hash
         #: Whether it can copy for this process.
         self.copies = len(given) == len(groups)
-        self._manner = _Manner(
+        self._options = _CopyOptions(
             None, _VERIFY[verify], attributes, unit, user, group, 0, len(given), (c_uint32 * _GROUPS)(*given)
         )
 
     def _hashing(self) -> int | None:
         """What hashes, found when it is first wanted."""
         if self._hash:
-            self._hash, self._manner.hash = False, hasher()
-        return self._manner.hash
+            self._hash, self._options.hash = False, hasher()
+        return self._options.hash
 
     @contextlib.contextmanager
     def entries(self, folder: int) -> Iterator[Callable[[int], Entries]]:
@@ -307,18 +307,18 @@ class Native:
             OSError: There is no memory.
         """
         loaded = self._loaded
-        walk = loaded.carme_walk(byref(self._manner), source, target, batch, _MOST, surplus)
+        walk = loaded.carme_walk(byref(self._options), source, target, batch, _MAX_ENTRIES, surplus)
         if not walk:
             raise _error(ctypes.get_errno())
         found = 0
         try:
-            with mmap.mmap(-1, _FINDINGS) as room:
+            with mmap.mmap(-1, _ITEMS_SIZE) as room:
                 start = c_char.from_buffer(room)
                 try:
                     while True:
                         counts = _Counts()
                         length = loaded.carme_walk_on(
-                            walk, threads, most, _PATIENCE, addressof(start), _FINDINGS, byref(counts)
+                            walk, threads, most, _TIME_LIMIT, addressof(start), _ITEMS_SIZE, byref(counts)
                         )
                         same = Counts(counts.names, unchanged=counts.files, bytes_unchanged=counts.bytes)
                         yield same, _findings(room[:length], batch) if length else []
@@ -338,7 +338,7 @@ class Native:
         Those whose contents have to be copied come back with the letter `n`.
         """
         room, counts = ctypes.create_string_buffer(entries.records, len(entries.records)), _Counts()
-        self._loaded.carme_compare(byref(self._manner), source, target, room, len(room), byref(counts))
+        self._loaded.carme_compare(byref(self._options), source, target, room, len(room), byref(counts))
         return Entries(ctypes.string_at(room, counts.left)), counts.files, counts.bytes
 
     def copy(
@@ -366,13 +366,13 @@ class Native:
         Raises:
             OSError: There is no memory.
         """
-        self._manner.plain = plain
+        self._options.plain = plain
         self._hashing()
         rest, records = [], entries.records
         while records:
             room, counts = ctypes.create_string_buffer(records, len(records)), _Counts()
             done = self._loaded.carme_copy(
-                byref(self._manner), source, target, room, len(records), writing, _PATIENCE, byref(counts)
+                byref(self._options), source, target, room, len(records), writing, _TIME_LIMIT, byref(counts)
             )
             if done < 0:
                 raise _error(-done)

@@ -97,7 +97,7 @@ def _checked(source: str, image: str, compression: str) -> tuple[str, str, str]:
     if not os.path.isdir(source):
         raise NotFound(
             _("There is no folder {source}.", source=tree.shown(source)),
-            _("Name the folder that is to be packed."),
+            _("Name the folder to pack."),
         )
     if os.path.isdir(image):
         raise InvalidRequest(
@@ -106,12 +106,12 @@ def _checked(source: str, image: str, compression: str) -> tuple[str, str, str]:
         )
     if os.path.commonpath([source, image]) == source:
         raise InvalidRequest(
-            _("The image {image} lies in the folder that is packed.", image=tree.shown(image)),
+            _("The image {image} is inside the folder to pack.", image=tree.shown(image)),
             _("Name a file outside of it."),
         )
     program = shutil.which("mksquashfs")
     if program is None:
-        raise CarmeError(_("Packing needs mksquashfs, which is not here."), _("Install squashfs-tools."))
+        raise CarmeError(_("Packing needs mksquashfs, which is not installed."), _("Install squashfs-tools."))
     return source, image, program
 
 

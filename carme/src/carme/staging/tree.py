@@ -163,12 +163,12 @@ def check(source: str, destination: str) -> tuple[str, str]:
             )
         if _within(destination, source):
             raise InvalidRequest(
-                _("The destination {destination} lies in the source.", destination=shown(destination)),
+                _("The destination {destination} is inside the source.", destination=shown(destination)),
                 _("Name one outside of it."),
             )
         if _within(source, destination):
             raise InvalidRequest(
-                _("The source {source} lies in the destination.", source=shown(source)),
+                _("The source {source} is inside the destination.", source=shown(source)),
                 _("Name a destination beside it."),
             )
     return source, destination

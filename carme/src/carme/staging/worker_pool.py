@@ -99,7 +99,7 @@ class WorkerPool:
         hear(report)
         if report.stop:
             raise CarmeError(
-                _("The copy had to stop: {why}.", why=report.stop),
+                _("The copy stopped: {why}.", why=report.stop),
                 _("Fix that, then run the same command again; files that are already copied are skipped."),
             )
 

@@ -1,4 +1,4 @@
-// How the calls of collectives are named for people, and what members are advised when they disagree.
+// Names of collective calls for messages, and the advice to members whose calls disagree.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// The collectives: what of each goes through shared memory, and what over the links between nodes.
+// The collectives: their parts in shared memory and over the links between nodes.
 #include "group.hpp"
 
 #include <algorithm>
@@ -34,22 +34,23 @@ void Group::allreduce(const Call& call) {
     if (uniform() && local_size() == 1) {
         across_nodes(column(0), own_node_, data, call.count, call, scale);
     } else {
-        // Sum within each node first. Where nodes are alike every member carries a slice between them.
+        // First reduce within each node. If nodes have equal sizes, each member reduces one slice between the
+        // nodes.
         std::vector<Range> slices = even_slices(call.count, element);
-        const bool spread = uniform() && bytes > 64 * 1024;
-        if (!spread) {
+        const bool sliced = uniform() && bytes > 64 * 1024;
+        if (!sliced) {
             std::fill(slices.begin(), slices.end(), Range{0, 0});
             slices[0] = {0, bytes};
         }
         char* own_slice = data + slices[size_t(local_rank_)].offset;
         if (local_size() > 1) reduce_slices(data, slices, own_slice, call);
         if (slices[size_t(local_rank_)].size)
-            across_nodes(column(spread ? local_rank_ : 0), own_node_, own_slice,
+            across_nodes(column(sliced ? local_rank_ : 0), own_node_, own_slice,
                          slices[size_t(local_rank_)].size / element, call, scale);
         if (local_size() > 1) {
             std::vector<std::vector<Range>> shares;
             for (auto& slice : slices) shares.push_back({slice});
-            share(data, shares);
+            allgather_within_node(data, shares);
         }
     }
     if (scale != 1.0 && nodes_.size() != 2) {
@@ -64,7 +65,7 @@ void Group::broadcast(const Call& call) {
     const uint64_t bytes = call.count * size_of(call.type);
     char* data = static_cast<char*>(call.buffer);
     if (size() == 1 || bytes == 0) return;
-    // One member per node takes part between nodes: the root, and the first member elsewhere.
+    // One member per node takes part between nodes: the root, and the first member of each other node.
     int root_node = 0;
     for (size_t n = 0; n < nodes_.size(); ++n)
         if (std::count(nodes_[n].begin(), nodes_[n].end(), call.root)) root_node = int(n);
@@ -90,11 +91,12 @@ void Group::broadcast(const Call& call) {
     const uint32_t check = check_of(call);
     const size_t pieces = size_t((bytes + chunk_size - 1) / chunk_size);
     const bool linked = m > 1 && is_leader;
-    Batch receives(links, linked && parent >= 0 ? pieces : 0), sends(links, linked ? pieces * children.size() : 0);
+    Batch receives(links, linked && parent >= 0 ? pieces : 0),
+        sends(links, linked ? pieces * children.size() : 0);
     auto size_at = [&](size_t p) { return std::min(chunk_size, bytes - p * chunk_size); };
     for (size_t p = 0; p < receives.count; ++p)
-        links.receive_message(rank_at(parent), key_, sequence_, uint32_t(p), check, data + p * chunk_size, size_at(p),
-                              &receives[p]);
+        links.receive_message(rank_at(parent), key_, sequence_, uint32_t(p), check, data + p * chunk_size,
+                              size_at(p), &receives[p]);
     for (size_t p = 0; p < pieces; ++p) {
         char* at = data + p * chunk_size;
         if (linked) {
@@ -119,7 +121,7 @@ void Group::reduce_scatter(const Call& call) {
     const char* input = static_cast<const char*>(call.input);
     char* output = static_cast<char*>(call.output);
     if (!one_node() && !uniform()) {
-        // Nodes that differ: reduce everything, keep the own block.
+        // Nodes of different sizes: reduce everything, keep the own block.
         std::vector<char> reduced(input, input + block * uint64_t(size()));
         Call full_call = call;
         full_call.kind = Kind::allreduce;
@@ -133,7 +135,7 @@ void Group::reduce_scatter(const Call& call) {
     if (block == 0) return;
     std::vector<char*> inputs;
     if (one_node() && local_size() > 1 && peers_in_segments(block * uint64_t(size()), inputs)) {
-        // Every member reads its block of all inputs where they lie.
+        // Each member reads its block directly from all inputs.
         std::vector<const void*> sources;
         for (char* peer_input : inputs) sources.push_back(peer_input + uint64_t(index_) * block);
         void* destination = output;
@@ -161,7 +163,7 @@ void Group::reduce_scatter(const Call& call) {
     }
 }
 
-// Adds to this member's block what other nodes have of it, and sends them theirs: `partial`, by node.
+// Reduces this member's block with those of other nodes, and sends them theirs. `partial`: by node.
 void Group::add_across_nodes(const Call& call, std::vector<std::vector<char>>& partial) {
     const size_t m = nodes_.size();
     const uint64_t block = call.count * size_of(call.type);
@@ -197,11 +199,13 @@ void Group::allgather(const Call& call) {
     char* output = static_cast<char*>(call.output);
     std::vector<uint64_t> offsets(size_t(size()) + 1, 0);
     for (size_t i = 0; i < size_t(size()); ++i) offsets[i + 1] = offsets[i] + call.receive_sizes[i];
-    auto range = [&](int member) { return Range{offsets[size_t(member)], call.receive_sizes[size_t(member)]}; };
+    auto range = [&](int member) {
+        return Range{offsets[size_t(member)], call.receive_sizes[size_t(member)]};
+    };
     if (range(index_).size) std::memmove(output + range(index_).offset, call.input, range(index_).size);
     if (size() == 1) return;
 
-    // One member of each node receives a block from elsewhere: in turn, so that all carry alike.
+    // One member of each node receives a block from another node: in turn, which balances the load.
     std::vector<std::vector<Range>> held_ranges((size_t(local_size())));
     for (int l = 0; l < local_size(); ++l) held_ranges[size_t(l)].push_back(range(local_members_[size_t(l)]));
     if (!one_node()) {
@@ -216,7 +220,8 @@ void Group::allgather(const Call& call) {
                 held_ranges[holder].push_back(range(member));
                 if (int(holder) == local_rank_)
                     links.receive_message(ranks_[size_t(member)], key_, sequence_, 0, check,
-                                          output + range(member).offset, range(member).size, &receives[size_t(member)]);
+                                          output + range(member).offset, range(member).size,
+                                          &receives[size_t(member)]);
                 else
                     receives[size_t(member)].state = State::done;
             }
@@ -228,13 +233,13 @@ void Group::allgather(const Call& call) {
                 continue;
             }
             int holder = nodes_[n][size_t(local_rank_) % nodes_[n].size()];
-            links.send_message(ranks_[size_t(holder)], key_, sequence_, 0, check, output + range(index_).offset,
-                               range(index_).size, &sends[n]);
+            links.send_message(ranks_[size_t(holder)], key_, sequence_, 0, check,
+                               output + range(index_).offset, range(index_).size, &sends[n]);
         }
         for (size_t i = 0; i < receives.count; ++i) finish(receives, i);
         for (size_t i = 0; i < sends.count; ++i) finish(sends, i);
     }
-    if (local_size() > 1) share(output, held_ranges);
+    if (local_size() > 1) allgather_within_node(output, held_ranges);
 }
 
 void Group::fail_alltoall(int member, uint64_t peer_size, uint64_t own_size) {
@@ -270,18 +275,20 @@ void Group::alltoall(const Call& call) {
     }
     for (size_t i = 0; i < sends.count; ++i)
         if (!context_->is_local(ranks_[i]))
-            links.send_message(ranks_[i], key_, sequence_, 0, check, input + from[i], call.send_sizes[i], &sends[i]);
+            links.send_message(ranks_[i], key_, sequence_, 0, check, input + from[i], call.send_sizes[i],
+                               &sends[i]);
 
     if (call.send_sizes[size_t(index_)] != call.receive_sizes[size_t(index_)])
         fail_alltoall(index_, call.send_sizes[size_t(index_)], call.receive_sizes[size_t(index_)]);
     if (call.send_sizes[size_t(index_)])
-        std::memmove(output + to[size_t(index_)], input + from[size_t(index_)], call.send_sizes[size_t(index_)]);
+        std::memmove(output + to[size_t(index_)], input + from[size_t(index_)],
+                     call.send_sizes[size_t(index_)]);
     if (local_size() > 1) alltoall_within_node(call, from, to);
     for (size_t i = 0; i < receives.count; ++i) finish(receives, i);
     for (size_t i = 0; i < sends.count; ++i) finish(sends, i);
 }
 
-// All on this node have arrived. First members notify each other, then the rest.
+// All members on this node have arrived. First the members of other nodes, then the rest are notified.
 void Group::barrier(const Call& call) {
     if (one_node()) return;
     const size_t m = nodes_.size();
@@ -291,10 +298,10 @@ void Group::barrier(const Call& call) {
         const uint32_t check = check_of(call);
         for (size_t distance = 1, round = 0; distance < m; distance <<= 1, ++round) {
             Batch exchange(links, 2);
-            links.receive_message(ranks[(size_t(own_node_) + m - distance) % m], key_, sequence_, uint32_t(round),
-                                  check, nullptr, 0, &exchange[0]);
-            links.send_message(ranks[(size_t(own_node_) + distance) % m], key_, sequence_, uint32_t(round), check,
-                               nullptr, 0, &exchange[1]);
+            links.receive_message(ranks[(size_t(own_node_) + m - distance) % m], key_, sequence_,
+                                  uint32_t(round), check, nullptr, 0, &exchange[0]);
+            links.send_message(ranks[(size_t(own_node_) + distance) % m], key_, sequence_, uint32_t(round),
+                               check, nullptr, 0, &exchange[1]);
             finish(exchange, 0);
             finish(exchange, 1);
         }

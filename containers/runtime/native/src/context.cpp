@@ -1,4 +1,4 @@
-// A process of a run: how it finds its peers, their clocks, their ends, and what they announce.
+// A process of a run: its peers, their clocks, failures and aborted groups.
 #include "context.hpp"
 
 #include <cerrno>
@@ -20,21 +20,22 @@ static_assert(sizeof(Control) <= areas_offset);
 
 Context::Context(int rank, int size, const MakeLinks& make_links)
     : rank_(rank), size_(size), controls_(size_t(size)), nodes_(size_t(size)), pids_(size_t(size)),
-      pidfds_(size_t(size), -1), control_fds_(size_t(size), -1), lost_(size_t(size)), remote_sizes_(size_t(size)),
-      peer_segments_(size_t(size), std::vector<PeerSegment>(max_segments)) {
+      pidfds_(size_t(size), -1), control_fds_(size_t(size), -1), lost_(size_t(size)),
+      remote_sizes_(size_t(size)), peer_segments_(size_t(size), std::vector<PeerSegment>(max_segments)) {
     if (size < 1 || rank < 0 || rank >= size)
         throw invalid("Rank " + std::to_string(rank) + " of " + std::to_string(size) + " does not exist.",
                       "Start the program with carme-run, which numbers the ranks.");
     control_ = Mapping::create("carme-control", page_up(sizeof(Control)));
-    // Group areas are a sparse part of the file, mapped one by one when a group is made.
+    // Group areas are a sparse part of the file. Each is mapped when its group is made.
     if (ftruncate(control_->fd(), off_t(areas_offset + uint64_t(max_groups) * area_stride)) != 0)
-        throw Failure(Trouble::resource, "Shared memory for groups was refused: " + error_text(errno) + ".",
+        throw Failure(FailureKind::resource,
+                      "Shared memory for groups was refused: " + error_text(errno) + ".",
                       "Raise the limit on the size of files (ulimit -f).");
     controls_[size_t(rank)] = control_;
     if (sched_getaffinity(0, sizeof(cpu_set_t), &control(rank).cpus) != 0) CPU_ZERO(&control(rank).cpus);
     control(rank).magic.store(control_magic);
     links_ = make_links ? make_links(*this, rank, size) : std::make_unique<TcpLinks>(*this, size);
-    letters_ = std::make_unique<TcpLinks>(*this, size, true);
+    local_links_ = std::make_unique<TcpLinks>(*this, size, true);
 }
 
 Context::~Context() { close(); }
@@ -75,7 +76,7 @@ void Context::close() {
     sync_clock();
     follows_clock_ = false;
     links_->stop();
-    letters_->stop();
+    local_links_->stop();
     for (int& fd : pidfds_) {
         if (fd >= 0) ::close(fd);
         fd = -1;
@@ -84,8 +85,8 @@ void Context::close() {
 
 void Context::connect(const std::vector<Endpoint>& endpoints) {
     if (int(endpoints.size()) != size_)
-        throw invalid(std::to_string(endpoints.size()) + " endpoints were given for " + std::to_string(size_) +
-                          " ranks.",
+        throw invalid(std::to_string(endpoints.size()) + " endpoints were given for " +
+                          std::to_string(size_) + " ranks.",
                       "Give one endpoint per rank.");
     int local_size = 0;
     for (int r = 0; r < size_; ++r) nodes_[size_t(r)] = endpoints[size_t(r)].node;
@@ -100,21 +101,22 @@ void Context::connect(const std::vector<Endpoint>& endpoints) {
             links_->add_peer(r, end.sockets);
             continue;
         }
-        letters_->add_peer(r, end.sockets);
+        local_links_->add_peer(r, end.sockets);
         pidfds_[size_t(r)] = int(syscall(SYS_pidfd_open, end.pid, 0));
         if (pidfds_[size_t(r)] < 0 && errno == ESRCH) lost_[size_t(r)].store(true);
         controls_[size_t(r)] = open_peer(r, end.control_fd, 0, page_up(sizeof(Control)));
         if (control(r).magic.load() != control_magic)
-            throw Failure(Trouble::resource, "Rank " + std::to_string(r) + " runs another version of carme_runtime.",
+            throw Failure(FailureKind::resource,
+                          "Rank " + std::to_string(r) + " runs another version of carme_runtime.",
                           "Start all ranks from the same environment.");
         CPU_OR(&cpus, &cpus, &control(r).cpus);
     }
-    // Whether ranks are pinned or not, all of a node come to the same answer.
+    // Equal on all ranks of a node, pinned or not.
     cores_ = CPU_COUNT(&cpus);
-    crowded_ = local_size > cores_;
-    crowded_in_background_ = 2 * local_size > cores_;
+    oversubscribed_ = local_size > cores_;
+    oversubscribed_in_background_ = 2 * local_size > cores_;
     links_->start();
-    letters_->start();
+    local_links_->start();
     follow_clock();
 }
 
@@ -130,7 +132,7 @@ void Context::check_queue(int queue) const {
                       "Use a queue from 0 to " + std::to_string(queue_count - 1) + ".");
 }
 
-// What arrives from other nodes
+// Effects of frames from other nodes
 
 char* Context::locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep_alive) {
     uint64_t limit = 0;
@@ -185,7 +187,7 @@ void Context::forget_abort(uint64_t key) {
     std::erase_if(aborts_, [&](auto& entry) { return entry.first == key; });
 }
 
-// Health
+// Liveness
 
 void Context::detect_failures() {
     for (int r = 0; r < size_; ++r) {
@@ -211,24 +213,26 @@ bool Context::ping(int rank) {
 bool Context::kill(int rank, Deadline deadline) {
     check_rank(rank);
     if (rank == rank_)
-        throw invalid("Rank " + std::to_string(rank) + " is this one.", "Leave the program to end this rank.");
+        throw invalid("Rank " + std::to_string(rank) + " is this one.",
+                      "Leave the program to end this rank.");
     auto has_ended = [&] {
         detect_failures();
         return is_lost(rank);
     };
     if (has_ended()) return true;
     if (is_local(rank)) {
-        // By the handle, not the number: that may belong to another process by now.
+        // By the handle: the number may belong to another process by now.
         if (syscall(SYS_pidfd_send_signal, pidfds_[size_t(rank)], SIGKILL, nullptr, 0) != 0 && errno != ESRCH)
-            throw Failure(Trouble::resource, "Rank " + std::to_string(rank) + " cannot be ended: " + error_text(errno) + ".",
+            throw Failure(FailureKind::resource,
+                          "Rank " + std::to_string(rank) + " cannot be ended: " + error_text(errno) + ".",
                           "See whether this rank has left the run.");
-        Flag tick;  // no peer wakes this thread: it polls for the end of the process
+        Flag tick;  // no peer wakes this thread; it polls for the end of the process
         return wait_on(tick, true, deadline, has_ended, [] {}, [] {});
     }
     Frame frame;
     frame.type = FrameType::kill;
     links_->send(rank, frame, nullptr, nullptr);
-    return links_->drive(crowded_, deadline, has_ended, [] {});
+    return links_->drive(oversubscribed_, deadline, has_ended, [] {});
 }
 
 void Context::end_requested(int peer) {
@@ -240,7 +244,8 @@ void Context::end_requested(int peer) {
 
 void Context::throw_if_lost(int rank, const char* operation) {
     if (is_lost(rank))
-        throw Failure(Trouble::peer_lost, "Rank " + std::to_string(rank) + " was lost during " + operation + ".",
+        throw Failure(FailureKind::peer_lost,
+                      "Rank " + std::to_string(rank) + " was lost during " + operation + ".",
                       "Form a new group without it, or start the run again.");
 }
 
@@ -259,10 +264,10 @@ uint64_t Context::next_generation(const std::vector<int>& ranks) {
 int Context::claim_group_slot() {
     for (int tried = 0; tried < max_groups; ++tried) {
         int slot = next_slot_;
-        next_slot_ = (next_slot_ + 1) % max_groups;  // the one freed longest ago is used first
+        next_slot_ = (next_slot_ + 1) % max_groups;  // reuses the slot that was freed longest ago
         if (control(rank_).groups[size_t(slot)].load() == 0) return slot;
     }
-    throw Failure(Trouble::resource, "This rank is in " + std::to_string(max_groups) + " groups already.",
+    throw Failure(FailureKind::resource, "This rank is in " + std::to_string(max_groups) + " groups already.",
                   "Delete groups that are no longer used.");
 }
 

@@ -31,21 +31,21 @@ constexpr int queue_count = 16;
 constexpr uint32_t notification_count = 65536;
 constexpr uint64_t passive_limit = Links::largest_passive;
 
-// What a segment's file begins with; its data follow at `segment_data`.
+// The head of a segment's file. Its data follow at `segment_data`.
 struct SegmentHead {
     Flag notified;
     std::array<std::atomic<uint32_t>, notification_count> notifications;
 };
-constexpr uint64_t segment_data = 2 << 20;  // keeps the data on a boundary of a large page
+constexpr uint64_t segment_data = 2 << 20;  // aligned to a large page
 static_assert(sizeof(SegmentHead) <= segment_data);
 
 struct SegmentEntry {
-    std::atomic<uint64_t> stamp;  // 0: there is none; another value for each that was made
+    std::atomic<uint64_t> version;  // 0: no segment; a new value for each allocation
     std::atomic<uint64_t> size;
     std::atomic<int32_t> fd;
 };
 
-// Takes one passive message at a time from senders on this node.
+// A slot for one passive message at a time from senders on this node.
 struct Inbox {
     std::atomic<uint32_t> owner;  // rank + 1 of the sender that fills it; 0: free
     std::atomic<uint32_t> full;
@@ -58,23 +58,23 @@ struct Inbox {
 // The first pages of a process's control file. Group areas follow at `areas_offset`.
 struct Control {
     std::atomic<uint64_t> magic;
-    cpu_set_t cpus;  // on which this rank may run
+    cpu_set_t cpus;  // CPUs that this rank may run on
     std::array<SegmentEntry, max_segments> segments;
     std::array<std::atomic<uint64_t>, max_groups> groups;
     Inbox inbox;
 };
 
-// Where a peer's memory is to be found; exchanged by the caller before `connect`.
+// Where to find a peer's memory. The caller exchanges these before `connect`.
 struct Endpoint {
     int pid = 0;
     int control_fd = -1;
     int node = 0;
-    std::vector<int> sockets;  // several to a rank on another node, one to a rank on this one
+    std::vector<int> sockets;  // several to a rank on another node, one to a rank on this node
 };
 
 class Context : public Host {
 public:
-    // `make_links`: of what goes between nodes; without it, TCP.
+    // `make_links` makes the links between nodes. Default: TCP.
     Context(int rank, int size, const MakeLinks& make_links = {});
     ~Context() override;
 
@@ -83,18 +83,20 @@ public:
     int control_fd() const { return control_->fd(); }
     void connect(const std::vector<Endpoint>& endpoints);
     void close();
-    // How this node's clock differs from the first rank's, for the recorder. Before others leave, who no longer answer.
+    // Measures how this node's clock differs from the first rank's, for the recorder. Call it before peers
+    // leave, because peers that have left no longer answer.
     void sync_clock();
 
     int node_of(int rank) const { return nodes_[size_t(rank)]; }
     bool is_local(int rank) const { return nodes_[size_t(rank)] == nodes_[size_t(rank_)]; }
-    bool crowded() const { return crowded_; }
-    // Whether a thread that waits beside the computing one would take its core.
-    bool crowded_in_background() const { return crowded_in_background_; }
-    // Of the links between nodes; set before groups are made, alike on all ranks, or by all ranks of a group at once.
+    bool oversubscribed() const { return oversubscribed_; }
+    // Whether a waiting background thread would take the core of the computing thread.
+    bool oversubscribed_in_background() const { return oversubscribed_in_background_; }
+    // The model of the links between nodes. Set it before you make groups, equally on all ranks, or on all
+    // ranks of a group at once.
     void set_link_model(LinkModel model) { link_model_ = std::move(model); }
     const LinkModel& link_model() const { return link_model_; }
-    int cores() const { return cores_; }  // of this node, that its ranks may use
+    int cores() const { return cores_; }  // cores of this node that its ranks may use
 
     // Segments, in segments.cpp.
     void segment_alloc(int id, uint64_t size);
@@ -104,39 +106,48 @@ public:
     std::shared_ptr<Mapping> segment_mapping(int id);
     uint64_t remote_size(int id, int rank);
     bool find_segment(const void* at, uint64_t size, int* id, uint64_t* offset);
-    // Memory of a segment of a rank on this node; nullptr where there is none.
+    // Memory of a segment of a rank on this node; nullptr if there is none.
     char* peer_segment(int rank, int id, uint64_t offset, uint64_t size);
 
     // One-sided operations, in one_sided.cpp.
-    struct Part { int local_segment; uint64_t local_offset; int remote_segment; uint64_t remote_offset, size; };
-    void write(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue);
-    // `notice` is of an own segment, and is set when all of it is there.
-    void read(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue);
-    // Until what was read is here, and what was written is in the others' memory.
+    struct Part {
+        int local_segment;
+        uint64_t local_offset;
+        int remote_segment;
+        uint64_t remote_offset, size;
+    };
+    void write(int rank, const std::vector<Part>& parts, const std::optional<Notification>& notification,
+               int queue);
+    // `notification` belongs to an own segment. It is set when all data have arrived.
+    void read(int rank, const std::vector<Part>& parts, const std::optional<Notification>& notification,
+              int queue);
+    // Waits until reads have arrived here and writes have arrived in the peers' memory.
     bool wait(int queue, Deadline deadline);
     int64_t notify_waitsome(int segment, uint32_t first, uint32_t count, Deadline deadline);
     uint32_t notify_reset(int segment, uint32_t id);
-    std::optional<uint64_t> atomic_add(int rank, int segment, uint64_t offset, uint64_t value, Deadline deadline);
-    std::optional<uint64_t> compare_swap(int rank, int segment, uint64_t offset, uint64_t expected, uint64_t value,
-                                         Deadline deadline);
+    std::optional<uint64_t> atomic_add(int rank, int segment, uint64_t offset, uint64_t value,
+                                       Deadline deadline);
+    std::optional<uint64_t> compare_swap(int rank, int segment, uint64_t offset, uint64_t expected,
+                                         uint64_t value, Deadline deadline);
     bool passive_send(int rank, const void* data, uint64_t size, Deadline deadline);
     std::optional<std::pair<int, std::vector<char>>> passive_receive(Deadline deadline);
 
-    // Health, and what follows, in context.cpp.
+    // Liveness, and what follows, in context.cpp.
     bool is_lost(int rank) const { return lost_[size_t(rank)].load(std::memory_order_acquire); }
-    void detect_failures();  // updates `is_lost` of ranks on this node
+    void detect_failures();  // updates `is_lost` for ranks on this node
     std::vector<int> state_vector();
     bool ping(int rank);
-    bool kill(int rank, Deadline deadline);  // false: it has not ended yet
+    bool kill(int rank, Deadline deadline);  // false: the rank has not ended yet
     void throw_if_lost(int rank, const char* operation);
 
     // For groups.
     Links& links() { return *links_; }
-    // Between two ranks: within the node by a stream of its own, which stays out of the way of the rest.
-    Links& letters(int rank) { return is_local(rank) ? *letters_ : *links_; }
+    // Links for messages between two ranks. Ranks of a node use a separate stream, so that messages do not
+    // delay other traffic.
+    Links& message_links(int rank) { return is_local(rank) ? *local_links_ : *links_; }
     Control& control(int rank) { return *reinterpret_cast<Control*>(controls_[size_t(rank)]->data()); }
     std::shared_ptr<Mapping> group_area(int rank, int slot, uint64_t offset, uint64_t size);
-    uint64_t next_generation(const std::vector<int>& ranks);  // counts the groups of the same ranks
+    uint64_t next_generation(const std::vector<int>& ranks);  // counts groups of the same ranks
     std::unique_lock<std::mutex> forming_groups() { return std::unique_lock(groups_mutex_); }
     int claim_group_slot();  // while forming_groups is held
     void on_abort(uint64_t key, std::function<void(int, const std::string&)> action);
@@ -149,16 +160,17 @@ private:
     };
     struct PeerSegment {
         std::shared_ptr<Mapping> mapping;
-        uint64_t stamp = 0, size = 0;
+        uint64_t version = 0, size = 0;
     };
     struct Queue {
         std::mutex mutex;
         std::deque<std::unique_ptr<Request>> outstanding;
-        std::set<int> written;  // ranks of other nodes that have not confirmed since that all is there
+        std::set<int> written;  // ranks of other nodes that have not yet confirmed the arrival of all writes
     };
     struct PassiveMessage { int from; std::vector<char> data; };
 
-    char* locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep_alive) override;
+    char* locate(uint16_t segment, uint64_t offset, uint64_t size,
+                 std::shared_ptr<void>& keep_alive) override;
     bool notify(uint16_t segment, uint32_t id, uint32_t value) override;
     std::optional<uint64_t> atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a,
                                    uint64_t b) override;
@@ -174,14 +186,14 @@ private:
     char* local_pointer(int id, uint64_t offset, uint64_t size);
     std::shared_ptr<Mapping> open_peer(int rank, int fd, uint64_t offset, uint64_t size);
     std::shared_ptr<Mapping> peer_mapping(int rank, int id, uint64_t* size);
-    std::optional<uint64_t> remote_atomic(int rank, int segment, uint64_t offset, uint8_t operation, uint64_t a,
-                                          uint64_t b, Deadline deadline);
-    void follow_clock();  // at the beginning, and about once a second
+    std::optional<uint64_t> remote_atomic(int rank, int segment, uint64_t offset, uint8_t operation,
+                                          uint64_t a, uint64_t b, Deadline deadline);
+    void follow_clock();  // at the start, and about once a second
     void measure_clock(int times, Deadline deadline);
     template <class Ready> bool wait_for(Flag& flag, Deadline deadline, Ready&& ready);
 
     int rank_, size_;
-    bool crowded_ = false, crowded_in_background_ = false, follows_clock_ = false;
+    bool oversubscribed_ = false, oversubscribed_in_background_ = false, follows_clock_ = false;
     int cores_ = 1;
     LinkModel link_model_;
     std::shared_ptr<Mapping> control_;
@@ -192,7 +204,7 @@ private:
     std::array<Segment, max_segments> segments_;
     std::vector<std::array<uint64_t, max_segments>> remote_sizes_;
     std::vector<std::vector<PeerSegment>> peer_segments_;
-    uint64_t next_stamp_ = 1;
+    uint64_t next_version_ = 1;
     std::array<Queue, queue_count> queues_;
     std::mutex passive_mutex_;
     std::deque<PassiveMessage> passive_;
@@ -201,7 +213,7 @@ private:
     std::mutex groups_mutex_;
     std::map<std::vector<int>, uint64_t> generations_;
     int next_slot_ = 0;
-    std::unique_ptr<Links> links_, letters_;
+    std::unique_ptr<Links> links_, local_links_;
 };
 
 constexpr uint64_t control_magic = 0x434152'4D450002;

@@ -1,4 +1,4 @@
-// What can go wrong, in a form that becomes a Python exception with the same words.
+// Failures. Each becomes a Python exception with the same message.
 #pragma once
 
 #include <cstring>
@@ -7,23 +7,23 @@
 
 namespace carme {
 
-enum class Trouble { invalid, timeout, peer_lost, mismatch, resource };
+enum class FailureKind { invalid, timeout, peer_lost, mismatch, resource };
 
-// One sentence that says what was wrong, and one that says what to do.
+// `message` states what went wrong; `remedy` states what to do.
 struct Failure : std::runtime_error {
-    Failure(Trouble kind, std::string message, std::string remedy)
-        : std::runtime_error(message), trouble(kind), message(std::move(message)), remedy(std::move(remedy)) {}
+    Failure(FailureKind kind, std::string message, std::string remedy)
+        : std::runtime_error(message), kind(kind), message(std::move(message)), remedy(std::move(remedy)) {}
 
-    Trouble trouble;
+    FailureKind kind;
     std::string message;
     std::string remedy;
 };
 
 inline Failure invalid(std::string message, std::string remedy) {
-    return {Trouble::invalid, std::move(message), std::move(remedy)};
+    return {FailureKind::invalid, std::move(message), std::move(remedy)};
 }
 
-// What the system says of a number that errno had.
+// The system's message for an error number.
 inline std::string error_text(int error) { return std::strerror(error); }
 
 }  // namespace carme

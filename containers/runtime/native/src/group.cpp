@@ -1,4 +1,5 @@
-// A group: how it forms and ends, and its collectives one after the other, at once or in the background.
+// A group: its setup and end, and its collectives, which run one after another in the caller or in the
+// background.
 #include "group.hpp"
 
 #include <algorithm>
@@ -25,8 +26,8 @@ bool Handle::wait(Deadline deadline) {
 }
 
 Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline deadline, Algorithm algorithm)
-    : context_(std::move(context)), ranks_(std::move(ranks)), deadline_(deadline), operation_("the forming of a group"),
-      algorithm_(algorithm) {
+    : context_(std::move(context)), ranks_(std::move(ranks)), deadline_(deadline),
+      operation_("the forming of a group"), algorithm_(algorithm) {
     std::sort(ranks_.begin(), ranks_.end());
     for (size_t i = 0; i < ranks_.size(); ++i) {
         if (ranks_[i] < 0 || ranks_[i] >= context_->size() || (i && ranks_[i] == ranks_[i - 1]))
@@ -36,17 +37,18 @@ Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline 
     }
     if (index_ < 0) throw invalid("This rank is not in the group.", "Form a group on its members only.");
     find_nodes();
-    // Members count the groups of the same ranks alike, so they agree on the key without a message.
+    // All members count groups of the same ranks equally, so they agree on the key without a message.
     key_ = mix(0x6361726D65ull, context_->next_generation(ranks_));
     for (int r : ranks_) key_ = mix(key_, uint64_t(r) + 1);
     key_ |= 1;
     if (recorder::on()) recorded_as_ = recorder::group(key_, ranks_);
     open_area();
-    context_->on_abort(key_, [this](int culprit, const std::string& reason) { note_broken(culprit, reason); });
+    context_->on_abort(key_,
+                       [this](int culprit, const std::string& reason) { mark_broken(culprit, reason); });
     try {
         map_areas(deadline);
         Call first;
-        // Members that choose differently would wait for each other: they compare this.
+        // Members with different algorithms would wait for each other, so they compare this.
         first.label = std::string("a group that uses ") + name_of(algorithm_) + ", links " +
                       std::to_string(context_->link_model().fingerprint());
         first.timeout_ms = deadline.at == std::numeric_limits<int64_t>::max()
@@ -61,12 +63,12 @@ Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline 
     }
 }
 
-// Finds which members are on which node.
+// Finds the members of each node.
 void Group::find_nodes() {
     std::map<int, std::vector<int>> by_node;
     for (int i = 0; i < size(); ++i) by_node[context_->node_of(ranks_[size_t(i)])].push_back(i);
     for (auto& [node, members] : by_node) nodes_.push_back(members);
-    // In the order of their first ranks, which is the same everywhere.
+    // In the order of their first ranks, which is equal everywhere.
     std::sort(nodes_.begin(), nodes_.end());
     for (size_t n = 0; n < nodes_.size(); ++n)
         for (size_t l = 0; l < nodes_[n].size(); ++l)
@@ -77,7 +79,7 @@ void Group::find_nodes() {
     local_members_ = nodes_[size_t(own_node_)];
 }
 
-// Makes this member's area, by which the others on its node know that it is there.
+// Makes this member's area, which announces it to the other members on its node.
 void Group::open_area() {
     auto forming = context_->forming_groups();
     slot_ = context_->claim_group_slot();
@@ -98,7 +100,8 @@ void Group::map_areas(Deadline deadline) {
         int rank = ranks_[size_t(local_members_[l])];
         auto& groups = context_->control(rank).groups;
         int slot = -1;
-        Flag tick;  // no peer wakes this thread: the peer may be a second late, and this happens once per group
+        // No peer wakes this thread; it polls, once per group.
+        Flag tick;
         wait_on(
             tick, true, deadline,
             [&] {
@@ -112,12 +115,13 @@ void Group::map_areas(Deadline deadline) {
                 for (int r : ranks_) context_->throw_if_lost(r, "the forming of a group");
             });
         if (slot < 0)
-            throw Failure(Trouble::timeout, "Rank " + std::to_string(rank) + " did not join the group in time.",
+            throw Failure(FailureKind::timeout,
+                          "Rank " + std::to_string(rank) + " did not join the group in time.",
                           "Form the group on all its members, or allow more time.");
         mappings_[l] = context_->group_area(rank, slot, 0, area_stride);
         found.push_back(reinterpret_cast<Area*>(mappings_[l]->data()));
     }
-    std::lock_guard lock(breaking_);
+    std::lock_guard lock(broken_mutex_);
     areas_ = std::move(found);
 }
 
@@ -125,22 +129,22 @@ Group::~Group() {
     {
         std::lock_guard lock(jobs_mutex_);
         ending_ = true;
-        if (busy_) break_up(context_->rank());  // a thread that waits inside gives up
+        if (busy_) abort_group(context_->rank());  // ends the wait of a running thread
     }
     jobs_changed_.notify_all();
     if (worker_.joinable()) worker_.join();
     context_->forget_abort(key_);
     context_->links().forget(key_);
-    context_->links().forget(key_ ^ letter_key);
+    context_->links().forget(key_ ^ message_key);
     context_->control(context_->rank()).groups[size_t(slot_)].store(0, std::memory_order_release);
 }
 
-// Running
+// Execution
 
 void Group::execute(const Call& call) {
     {
         std::unique_lock lock(jobs_mutex_);
-        if (busy_ || !jobs_.empty()) {  // collectives run in the order in which they were called
+        if (busy_ || !jobs_.empty()) {  // collectives run in the order of their calls
             lock.unlock();
             submit(call)->wait({});
             return;
@@ -177,7 +181,7 @@ void Group::work() {
         if (ending_) {
             for (auto& [call, handle] : jobs_) {
                 handle->error_ = std::make_exception_ptr(
-                    Failure(Trouble::invalid, "The group was deleted before its collective began.",
+                    Failure(FailureKind::invalid, "The group was deleted before its collective began.",
                             "Wait for all handles before a group is deleted."));
                 handle->completed_.post(1);
             }
@@ -199,7 +203,9 @@ void Group::work() {
 }
 
 void Group::describe_call(recorder::Record& record, const Call& call) const {
-    auto sum = [](const std::vector<uint64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), uint64_t(0)); };
+    auto sum = [](const std::vector<uint64_t>& sizes) {
+        return std::accumulate(sizes.begin(), sizes.end(), uint64_t(0));
+    };
     const uint64_t bytes = call.count * size_of(call.type);
     record.object = recorded_as_;
     record.detail = uint16_t(call.kind);
@@ -225,8 +231,8 @@ void Group::describe_call(recorder::Record& record, const Call& call) const {
 
 void Group::run(const Call& call, bool in_background) {
     std::lock_guard lock(running_);
-    crowded_ = in_background ? context_->crowded_in_background() : context_->crowded();
-    patient_ = !in_background;
+    oversubscribed_ = in_background ? context_->oversubscribed_in_background() : context_->oversubscribed();
+    is_foreground_ = !in_background;
     deadline_ = Deadline::after_ms(call.timeout_ms);
     operation_ = name_of(call.kind);
     if (!call.label.empty()) operation_ += " '" + call.label + "'";
@@ -262,8 +268,8 @@ void Group::run(const Call& call, bool in_background) {
             case Kind::alltoall: alltoall(call); break;
         }
         span.end();
-    } catch (const std::bad_alloc&) {  // others would wait for what this member no longer sends
-        break_up(context_->rank());
+    } catch (const std::bad_alloc&) {  // peers would wait for this member's data
+        abort_group(context_->rank());
         throw;
     }
 }
@@ -275,7 +281,7 @@ uint32_t Group::check_of(const Call& call) const {
     if (call.kind == Kind::allgather)
         for (uint64_t s : call.receive_sizes) h = mix(h, s);
     for (char c : call.label) h = mix(h, uint64_t(c));
-    return uint32_t(h >> 16) & ~of_letters;
+    return uint32_t(h >> 16) & ~point_to_point_flag;
 }
 
 char* Group::scratch(uint64_t size) {

@@ -1,7 +1,7 @@
 // Collectives of a group: through shared memory within a node, over the links between nodes.
 //
-// Every result is computed in an order that depends on ranks and sizes alone: the same bits in every run, and
-// on every rank.
+// The order of each computation depends only on ranks and sizes, so that results are bitwise equal in every
+// run and on every rank.
 #pragma once
 
 #include <atomic>
@@ -25,19 +25,22 @@
 
 namespace carme {
 
-inline std::atomic<uint64_t> piece_bytes{256 << 10};  // of a buffer, on their way between nodes; a test makes it little
-constexpr size_t window = 8, compressed_window = 2;  // pieces that may be expected at once; of fewer bits, by two nodes
-constexpr uint64_t halves_from = 512 << 10;  // bytes; two nodes add one half each
-constexpr uint64_t letter_key = 0x4C45545445520000;  // keeps letters apart from collectives
-constexpr uint64_t compressed_from = 16 << 10;  // bytes; less travels as it is, whatever the wire type
+// Size of the pieces of a buffer that travel between nodes; tests set it lower.
+inline std::atomic<uint64_t> piece_bytes{256 << 10};
+// Pieces with a posted receive; the second: compressed pieces between two nodes.
+constexpr size_t window = 8, compressed_window = 2;
+constexpr uint64_t halves_from = 512 << 10;  // bytes; from here on each of two nodes reduces one half
+// Distinguishes point-to-point messages from collectives.
+constexpr uint64_t message_key = 0x4C45545445520000;
+constexpr uint64_t compressed_from = 16 << 10;  // bytes; smaller buffers are not compressed
 
-// What a collective lost when its floats travelled in fewer bits, added when it is repeated.
+// The rounding error of a compressed collective. The next run adds it (error feedback).
 using Residual = std::vector<float>;
 
 // A collective that runs in the background.
 class Handle {
 public:
-    bool wait(Deadline deadline);  // false: not yet over; throws what the collective threw
+    bool wait(Deadline deadline);  // false: not yet over; throws the collective's error
     bool done() const { return completed_.value.load(std::memory_order_acquire) != 0; }
 
 private:
@@ -46,12 +49,12 @@ private:
     std::exception_ptr error_;
 };
 
-// A message between two members that is under way.
-class Letter {
+// A pending message between two members.
+class PendingMessage {
 public:
-    Letter(std::shared_ptr<Context> context, int peer) : context_(std::move(context)), peer_(peer) {}
-    ~Letter();
-    Letter(const Letter&) = delete;
+    PendingMessage(std::shared_ptr<Context> context, int peer) : context_(std::move(context)), peer_(peer) {}
+    ~PendingMessage();
+    PendingMessage(const PendingMessage&) = delete;
     bool wait(Deadline deadline);  // false: not yet over
     bool done() const {
         const bool completed = request_.state.load(std::memory_order_acquire) != State::pending;
@@ -65,9 +68,9 @@ private:
     std::shared_ptr<Context> context_;
     int peer_;
     Request request_;
-    // Of a receive that is to be recorded: what is known of it.
+    // The trace record of a receive.
     recorder::Record received_;
-    mutable std::atomic<int64_t> seen_{0};  // when somebody first knew that it is over
+    mutable std::atomic<int64_t> seen_{0};  // when a caller first saw its completion
     std::atomic<bool> recorded_{true};
     void record_received();
 };
@@ -85,47 +88,50 @@ public:
     int size() const { return int(ranks_.size()); }
     uint64_t key() const { return key_; }
 
-    // All offsets and sizes of `blocks` are in bytes. Buffers must live until the call, or its handle, is over.
+    // All offsets and sizes of `blocks` are in bytes. Buffers must live until the call or its handle is over.
     struct Call {
         Kind kind = Kind::barrier;
         void* buffer = nullptr;        // input and output of allreduce and broadcast
-        const void* input = nullptr;   // of the others
+        const void* input = nullptr;  // input of all other collectives
         void* output = nullptr;
-        uint64_t count = 0;            // elements; of reduce_scatter: of the result
+        uint64_t count = 0;  // elements; for reduce_scatter: elements of the result
         Type type = Type::u8;
         Reduction reduction = Reduction::sum;
         int root = 0;                  // index in the group
         std::vector<uint64_t> send_sizes, receive_sizes;  // bytes by member: allgather uses the latter
         std::string label;
-        int64_t timeout_ms = -1;       // after which the group counts as broken
-        // Of an allreduce between nodes: sums and means of f32 only.
+        int64_t timeout_ms = -1;  // then the group counts as broken
+        // For an allreduce between nodes: sums and means of f32 only.
         Wire wire = Wire::same;
         std::shared_ptr<Residual> residual = {};
     };
     void execute(const Call& call);
     std::shared_ptr<Handle> submit(Call call);
-    // Messages between two members; those with the same tag arrive in the order in which they were sent. Both must
-    // agree on the size and on `form`, a number for the type of what is in them.
-    std::shared_ptr<Letter> send(int member, const void* data, uint64_t size, uint32_t tag, uint32_t form = 0);
-    std::shared_ptr<Letter> receive(int member, void* into, uint64_t size, uint32_t tag, uint32_t form = 0);
-    // A member whose message with that tag is there, and that no receive expects; -1: none until the deadline. Each of
-    // them has its turn. Throws where all other members were lost before.
+    // Messages between two members. Messages with the same tag arrive in the order of their sends. Both
+    // members must agree on the size and on `form`, a number for the type of the contents.
+    std::shared_ptr<PendingMessage> send(int member, const void* data, uint64_t size, uint32_t tag,
+                                         uint32_t form = 0);
+    std::shared_ptr<PendingMessage> receive(int member, void* into, uint64_t size, uint32_t tag,
+                                            uint32_t form = 0);
+    // Returns a member whose message with this tag has arrived without a matching receive; -1 at the
+    // deadline. Members take turns. Throws if all other members are lost before that.
     int sender(uint32_t tag, Deadline deadline);
 
-    // Collective: how long messages of some sizes take on the slowest link between the group's nodes. Empty: one node.
+    // Collective: measures the time of messages of some sizes over the slowest link between the group's
+    // nodes. Empty on a single node.
     LinkModel measure_links();
 
 private:
     struct Range { uint64_t offset, size; };
     struct Batch;
-    class Transit;
+    class PieceBuffer;
     class Halving;
 
     Area& area(int local_rank) const { return *areas_[size_t(local_rank)]; }
     int local_size() const { return int(local_members_.size()); }
     bool one_node() const { return nodes_.size() == 1; }
 
-    // In group.cpp: forming and running.
+    // In group.cpp: setup and execution.
     void find_nodes();
     void open_area();
     void map_areas(Deadline deadline);
@@ -135,7 +141,7 @@ private:
     char* scratch(uint64_t size);
     void work();
 
-    // In group_arrivals.cpp: meeting and waiting.
+    // In group_arrivals.cpp: synchronisation.
     void arrive(const Call& call, const void* inlined, uint64_t inlined_size);
     void compare(const Call& call);
     void post_staged() { area(local_rank_).staged.post(++staged_); }
@@ -143,16 +149,16 @@ private:
     void await_peer(Flag& flag, uint32_t target, int local_rank);
     void finish(Batch& batch, size_t index);
 
-    // In group_failures.cpp: losses and mistakes.
-    void health();
+    // In group_failures.cpp: lost members and mismatched calls.
+    void check_health();
     [[noreturn]] void fail_lost(int rank);
     [[noreturn]] void fail_broken(int culprit, const std::string& reason);
-    std::string call_text() const;  // what runs, for people
+    std::string call_text() const;  // the current call, for messages
     [[noreturn]] void fail_mismatch(int culprit, const std::string& reason, const char* remedy);
     [[noreturn]] void fail_call_mismatch(int rank);
-    // `reason`: a sentence for all members where they disagree, else empty.
-    void break_up(int culprit, const std::string& reason = {});
-    bool note_broken(int culprit, const std::string& reason);  // false: it was before
+    // `reason`: a sentence for all members if their calls disagree, else empty.
+    void abort_group(int culprit, const std::string& reason = {});
+    bool mark_broken(int culprit, const std::string& reason);  // false: it was broken before
     void throw_if_broken();
 
     // In within_node.cpp: through shared memory.
@@ -162,22 +168,27 @@ private:
     void allreduce_staged(const Call& call, double scale);
     bool all_inlined() const;
     bool peers_in_segments(uint64_t bytes, std::vector<char*>& buffers);
-    void reduce_slices(const char* input, const std::vector<Range>& slices, char* own_result, const Call& call);
-    void share(char* buffer, const std::vector<std::vector<Range>>& ranges);
-    void alltoall_within_node(const Call& call, const std::vector<uint64_t>& from, const std::vector<uint64_t>& to);
+    void reduce_slices(const char* input, const std::vector<Range>& slices, char* own_result,
+                       const Call& call);
+    void allgather_within_node(char* buffer, const std::vector<std::vector<Range>>& ranges);
+    void alltoall_within_node(const Call& call, const std::vector<uint64_t>& from,
+                              const std::vector<uint64_t>& to);
 
-    // In across_nodes.cpp: over the links, for allreduce.
-    // Two nodes scale the result on the way; where there are more of them `scale` is ignored.
-    void across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
-                      double scale);
+    // In across_nodes.cpp: over the links, for allreduce. Two nodes scale the result during the reduction;
+    // more nodes ignore `scale`.
+    void across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count,
+                      const Call& call, double scale);
     Algorithm choose(size_t nodes, uint64_t count, const Call& call, bool compressed) const;
     void exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed,
                       double scale);
-    // A piece of a buffer, which travels without what is zero in it.
-    void send_piece(Batch& sends, size_t index, int peer, uint32_t tag, uint32_t check, const char* data, uint64_t size);
-    void expect_piece(Batch& receives, size_t index, int peer, uint32_t tag, uint32_t check, char* into, uint64_t size);
+    // Sends a piece of a buffer without its zero blocks.
+    void send_piece(Batch& sends, size_t index, int peer, uint32_t tag, uint32_t check, const char* data,
+                    uint64_t size);
+    void expect_piece(Batch& receives, size_t index, int peer, uint32_t tag, uint32_t check, char* into,
+                      uint64_t size);
     void exchange_halves(int peer, bool first, char* data, uint64_t count, const Call& call, double scale);
-    void exchange_all(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
+    void exchange_all(const std::vector<int>& column, int position, char* data, uint64_t count,
+                      const Call& call);
     void ring(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
               bool compressed);
     void halving(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
@@ -195,13 +206,14 @@ private:
     std::vector<int> column(int position) const;
     bool uniform() const;
 
-    // In letters.cpp: messages between two members.
-    void describe_letter(recorder::Record& record, int member, uint64_t size, uint32_t tag, uint32_t number) const;
+    // In point_to_point.cpp: messages between two members.
+    void describe_message(recorder::Record& record, int member, uint64_t size, uint32_t tag,
+                          uint32_t number) const;
 
     std::shared_ptr<Context> context_;
     std::vector<int> ranks_;
     int index_ = -1;
-    std::vector<std::vector<int>> nodes_;  // indices of members, by node, both in order
+    std::vector<std::vector<int>> nodes_;  // indices of members, by node, in ascending order
     int own_node_ = 0, local_rank_ = 0;
     std::vector<int> local_members_;
     std::vector<std::shared_ptr<Mapping>> mappings_;
@@ -210,17 +222,18 @@ private:
     int slot_ = -1;
     uint32_t sequence_ = 0, staged_ = 0, finished_ = 0;
     Deadline deadline_;
-    bool crowded_ = false, patient_ = false;  // how the collective that runs has to wait
+    bool oversubscribed_ = false, is_foreground_ = false;  // how the current collective waits
     std::string operation_;
-    const Call* call_ = nullptr;  // the collective that runs
-    std::mutex breaking_;
-    std::vector<char> scratch_, travelling_;
+    const Call* call_ = nullptr;  // the current collective
+    std::mutex broken_mutex_;
+    std::vector<char> scratch_, encoded_;
     Algorithm algorithm_;
     uint32_t recorded_as_ = 0;
 
-    std::mutex letters_mutex_;
-    std::map<std::tuple<bool, int, uint32_t>, uint32_t> letters_;  // how many were sent and received
-    int next_sender_ = 0;  // whose turn it is
+    std::mutex messages_mutex_;
+    // Sent and received messages by member and tag.
+    std::map<std::tuple<bool, int, uint32_t>, uint32_t> message_counts_;
+    int next_sender_ = 0;  // the member to probe first
     std::mutex running_;
     std::mutex jobs_mutex_;
     std::condition_variable jobs_changed_;
@@ -229,7 +242,7 @@ private:
     std::thread worker_;
 };
 
-// Sends and receives of one collective: what is unfinished when it ends is called back.
+// Sends and receives of one collective. The destructor cancels those that are unfinished.
 struct Group::Batch {
     Batch(Links& links, size_t count) : links(links), requests(new Request[count]), count(count) {}
     Batch(const Batch&) = delete;
@@ -244,7 +257,8 @@ struct Group::Batch {
     Links& links;
     std::unique_ptr<Request[]> requests;
     size_t count;
-    // By request: what is sent instead of what lies in a buffer. Those of the first `released` have been, and are gone.
+    // By request: the compacted payload that is sent instead of the buffer. The first `released` of them are
+    // sent and freed.
     std::vector<std::unique_ptr<char[]>> sent = {};
     size_t released = 0;
 };

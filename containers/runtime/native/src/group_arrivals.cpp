@@ -1,4 +1,4 @@
-// How the members of a group meet in a collective, and wait for each other and for what comes from other nodes.
+// Synchronisation of members: arrival at a collective, and waiting for each other and for other nodes.
 #include "group.hpp"
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 namespace carme {
 namespace {
 
-constexpr uint64_t smallest_in_place = 2048;  // below it a copy is cheaper than a second wait
+constexpr uint64_t smallest_in_place = 2048;  // a copy of fewer bytes is cheaper than a second wait
 
 }  // namespace
 
-// Announces what this member is about to do, waits until all on this node have, and compares.
+// Announces this member's call, waits until all members on this node have arrived, and compares.
 void Group::arrive(const Call& call, const void* inlined, uint64_t inlined_size) {
     ++sequence_;
     if (local_size() == 1) return;
@@ -55,11 +55,13 @@ void Group::compare(const Call&) {
             std::memcmp(own_call.label, peer_call.label, sizeof own_call.label) == 0)
             continue;
         int peer_rank = ranks_[size_t(local_members_[size_t(l)])], own_rank = context_->rank();
-        const std::string reason = "Rank " + std::to_string(own_rank) + " called " + describe(own_call) + ", but rank " +
-                                   std::to_string(peer_rank) + " called " + describe(peer_call) + ".";
-        // On one node all members notice at the same point and may go on; else others wait in vain.
+        const std::string reason = "Rank " + std::to_string(own_rank) + " called " + describe(own_call) +
+                                   ", but rank " + std::to_string(peer_rank) + " called " +
+                                   describe(peer_call) + ".";
+        // On a single node all members detect this at the same point and may continue. Otherwise peers on
+        // other nodes wait in vain.
         if (!one_node()) fail_mismatch(peer_rank, reason, same_calls);
-        throw Failure(Trouble::mismatch, reason, same_calls);
+        throw Failure(FailureKind::mismatch, reason, same_calls);
     }
 }
 
@@ -70,11 +72,13 @@ void Group::await(Flag Area::* flag, uint32_t target) {
 
 void Group::await_peer(Flag& flag, uint32_t target, int local_rank) {
     bool completed = wait_on(
-        flag, crowded_, deadline_, [&] { return flag.reached(target); }, [] {}, [&] { health(); });
+        flag, oversubscribed_, deadline_, [&] { return flag.reached(target); }, [] {},
+        [&] { check_health(); });
     if (completed) return;
     int rank = ranks_[size_t(local_members_[size_t(local_rank)])];
-    break_up(rank);
-    throw Failure(Trouble::timeout, "Rank " + std::to_string(rank) + " did not come to " + operation_ + " in time.",
+    abort_group(rank);
+    throw Failure(FailureKind::timeout,
+                  "Rank " + std::to_string(rank) + " did not come to " + operation_ + " in time.",
                   "See what that rank does; the group can no longer be used.");
 }
 
@@ -82,23 +86,24 @@ void Group::finish(Batch& batch, size_t index) {
     Request& request = batch[index];
     auto ready = [&] { return request.state.load(std::memory_order_acquire) != State::pending; };
     auto check = [&] {
-        health();
-        if (!request.check) return;  // not a message that is to come
-        // Of calls of another kind messages may differ in their tags, and wait for ever, as this one does.
+        check_health();
+        if (!request.check) return;  // not a receive
+        // Messages of another kind of call may have different tags, so that both sides wait forever.
         const int peer = context_->links().find_mismatch(key_, sequence_, request.check);
         if (peer >= 0) fail_call_mismatch(peer);
     };
-    bool completed = context_->links().drive(crowded_, deadline_, ready, check, &request, patient_);
+    bool completed =
+        context_->links().drive(oversubscribed_, deadline_, ready, check, &request, is_foreground_);
     if (!completed) {
-        break_up(request.peer);
-        throw Failure(Trouble::timeout,
+        abort_group(request.peer);
+        throw Failure(FailureKind::timeout,
                       "Rank " + std::to_string(request.peer) + " did not come to " + operation_ + " in time.",
                       "See what that rank does; the group can no longer be used.");
     }
     switch (request.state.load()) {
         case State::done:
-            if (!request.at_most || request.result == request.size) return;
-            request.at_most = false;
+            if (!request.allow_shorter || request.result == request.size) return;
+            request.allow_shorter = false;
             if (!with_zeros(request.into, request.result, request.size)) fail_call_mismatch(request.peer);
             return;
         case State::pending: return;

@@ -1,4 +1,4 @@
-// What members of a group do when one of them is lost, is late, or has called something else.
+// Failures of a group: lost or late members, and mismatched calls.
 #include "group.hpp"
 
 #include <cstring>
@@ -8,17 +8,17 @@
 namespace carme {
 namespace {
 
-// At most `limit` bytes of a text in UTF-8.
+// The first `limit` bytes of a UTF-8 text.
 std::string cut(std::string text, uint64_t limit) {
     if (text.size() <= limit) return text;
-    while (limit && (text[limit] & 0xC0) == 0x80) --limit;  // not within a character
+    while (limit && (text[limit] & 0xC0) == 0x80) --limit;  // keeps characters whole
     text.resize(limit);
     return text;
 }
 
 }  // namespace
 
-void Group::health() {
+void Group::check_health() {
     context_->detect_failures();
     throw_if_broken();
     for (int r : ranks_)
@@ -28,7 +28,7 @@ void Group::health() {
 void Group::throw_if_broken() {
     for (Area* a : areas_) {
         if (!a->broken.load(std::memory_order_acquire)) continue;
-        // Another one may say more: that members disagree, and not just that one of them has left.
+        // Another member may know an earlier cause, such as mismatched calls.
         for (Area* b : areas_)
             if (b->broken.load(std::memory_order_acquire) && b->reason[0]) a = b;
         fail_broken(int(a->broken.load()) - 1, {a->reason, strnlen(a->reason, largest_reason)});
@@ -37,8 +37,8 @@ void Group::throw_if_broken() {
 
 std::string Group::call_text() const { return call_ ? describe(*call_, call_->label) : operation_; }
 
-bool Group::note_broken(int culprit, const std::string& reason) {
-    std::lock_guard lock(breaking_);
+bool Group::mark_broken(int culprit, const std::string& reason) {
+    std::lock_guard lock(broken_mutex_);
     if (areas_.empty()) return false;
     Area& own_area = area(local_rank_);
     if (own_area.broken.load()) return false;
@@ -47,8 +47,8 @@ bool Group::note_broken(int culprit, const std::string& reason) {
     return true;
 }
 
-void Group::break_up(int culprit, const std::string& reason) {
-    if (!note_broken(culprit, reason)) return;
+void Group::abort_group(int culprit, const std::string& reason) {
+    if (!mark_broken(culprit, reason)) return;
     for (int r : ranks_) {
         if (context_->is_local(r) || context_->is_lost(r)) continue;
         Frame frame;
@@ -61,8 +61,8 @@ void Group::break_up(int culprit, const std::string& reason) {
 }
 
 void Group::fail_mismatch(int culprit, const std::string& reason, const char* remedy) {
-    break_up(culprit, cut(reason, largest_reason));
-    throw Failure(Trouble::mismatch, reason, remedy);
+    abort_group(culprit, cut(reason, largest_reason));
+    throw Failure(FailureKind::mismatch, reason, remedy);
 }
 
 void Group::fail_call_mismatch(int rank) {
@@ -73,32 +73,36 @@ void Group::fail_call_mismatch(int rank) {
 }
 
 void Group::fail_lost(int rank) {
-    // One that found members to disagree, and left, has reported it on another stream than the one whose end was seen first.
+    // A member that found a mismatch and left has reported it on another stream than the one that ended
+    // first.
     if (!context_->is_local(rank))
         context_->links().drive(
-            crowded_, Deadline::after_ms(Links::longest_farewell_ns / 1'000'000 + 100),
+            oversubscribed_, Deadline::after_ms(Links::longest_drain_ns / 1'000'000 + 100),
             [&] { return context_->is_lost(rank); }, [] {});
     for (Area* a : areas_)
-        if (explains(*a, rank)) throw_if_broken();
-    break_up(rank);
-    throw Failure(Trouble::peer_lost, "Rank " + std::to_string(rank) + " was lost during " + operation_ + ".",
+        if (has_earlier_cause(*a, rank)) throw_if_broken();
+    abort_group(rank);
+    throw Failure(FailureKind::peer_lost,
+                  "Rank " + std::to_string(rank) + " was lost during " + operation_ + ".",
                   "Form a new group without it, or start the run again.");
 }
 
 void Group::fail_broken(int culprit, const std::string& reason) {
-    break_up(culprit, reason);
+    abort_group(culprit, reason);
     if (!reason.empty()) {
         const bool is_own = call_ && culprit == context_->rank();
-        throw Failure(Trouble::mismatch,
-                      is_own ? reason + " Rank " + std::to_string(culprit) + " called " + call_text() + "." : reason,
-                      same_calls);
+        throw Failure(
+            FailureKind::mismatch,
+            is_own ? reason + " Rank " + std::to_string(culprit) + " called " + call_text() + "." : reason,
+            same_calls);
     }
     bool lost = context_->is_lost(culprit);
-    throw Failure(Trouble::peer_lost,
-                  "The group broke at " + operation_ + ": rank " + std::to_string(culprit) +
-                      (lost ? " was lost."
-                             : " was lost, did not answer in time, had no memory for it, or called something else."),
-                  "Form a new group without it, or start the run again.");
+    throw Failure(
+        FailureKind::peer_lost,
+        "The group broke at " + operation_ + ": rank " + std::to_string(culprit) +
+            (lost ? " was lost."
+                  : " was lost, did not answer in time, had no memory for it, or called something else."),
+        "Form a new group without it, or start the run again.");
 }
 
 }  // namespace carme

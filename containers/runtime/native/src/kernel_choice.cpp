@@ -2,11 +2,11 @@
 
 namespace carme {
 
-#define DECLARE(set)                                                                                              \
-    namespace set {                                                                                               \
-    void reduce(Type, Reduction, const void* const*, int, void* const*, int, size_t, double);                     \
-    void encode(Wire, const float*, float*, void*, size_t);                                                       \
-    void decode(Wire, const void*, float*, size_t, bool);                                                         \
+#define DECLARE(set)                                                                          \
+    namespace set {                                                                           \
+    void reduce(Type, Reduction, const void* const*, int, void* const*, int, size_t, double); \
+    void encode(Wire, const float*, float*, void*, size_t);                                   \
+    void decode(Wire, const void*, float*, size_t, bool);                                     \
     }
 DECLARE(baseline)
 #ifdef CARME_X86_SETS

@@ -1,5 +1,5 @@
-// Compiled once per instruction set (KERNEL_SET); uses nothing of the standard library, whose inline functions
-// the linker would otherwise share between the sets.
+// Compiled once per instruction set (KERNEL_SET). Uses nothing of the standard library, whose inline
+// functions the linker would share between the sets.
 #include "kernels.hpp"
 
 #ifndef KERNEL_SET
@@ -29,7 +29,7 @@ inline Brain narrow_brain(float f) {
     return {uint16_t((x & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded)};
 }
 
-// Half precision by bit arithmetic that the compiler turns into vector code everywhere.
+// Half precision by bit arithmetic, which the compiler vectorises everywhere.
 inline float widen(Half v) {
     uint32_t h = v.bits, sign = (h & 0x8000u) << 16, magnitude = h & 0x7FFFu;
     float normal = bit_copy<float>((magnitude << 13) + 0x38000000u);
@@ -83,7 +83,7 @@ struct BitsAnd { template <class W> static W apply(W a, W b) { return W(a & b); 
 struct BitsOr { template <class W> static W apply(W a, W b) { return W(a | b); } };
 struct BitsXor { template <class W> static W apply(W a, W b) { return W(a ^ b); } };
 
-// Two sources at once: each element passes through registers alone.
+// Two sources at once: each element only passes through registers.
 template <class T, class Op, bool Scaled>
 void run_two(const T* a, const T* b, T* d, T* e, size_t count, typename Traits<T>::Wide factor) {
     using Tr = Traits<T>;
@@ -105,11 +105,13 @@ void run_two(const T* a, const T* b, T* d, T* e, size_t count, typename Traits<T
     }
 }
 
-constexpr int at_once = 4;  // buffers that one pass reads or writes: each pass more takes as long as one of them
+// Buffers per pass. Each further pass takes as long as one buffer.
+constexpr int at_once = 4;
 
-// The next K sources, in their order, are combined with `total`, or begin it.
-template <class T, class Op, int K>
-void add_up(const void* const* sources, size_t start, size_t length, typename Traits<T>::Wide* total, bool first) {
+// Combines the next K sources, in order, with `total`, or starts it.
+template <class T, class Op, int K> void accumulate_sources(const void* const* sources, size_t start,
+                                                            size_t length, typename Traits<T>::Wide* total,
+                                                            bool first) {
     using Tr = Traits<T>;
     const T* from[K];
     for (int k = 0; k < K; ++k) from[k] = static_cast<const T*>(sources[k]) + start;
@@ -121,7 +123,7 @@ void add_up(const void* const* sources, size_t start, size_t length, typename Tr
     }
 }
 
-// The next K destinations get `total`.
+// Writes `total` to the next K destinations.
 template <class T, int K>
 void hand_out(const typename Traits<T>::Wide* total, void* const* destinations, size_t start, size_t length) {
     T* to[K];
@@ -153,10 +155,10 @@ void run(const void* const* sources, int n, void* const* destinations, int m, si
         const size_t length = count - start < block ? count - start : block;
         for (int s = 0; s < n; s += at_once) {
             switch (n - s) {
-                case 1: add_up<T, Op, 1>(sources + s, start, length, total, s == 0); break;
-                case 2: add_up<T, Op, 2>(sources + s, start, length, total, s == 0); break;
-                case 3: add_up<T, Op, 3>(sources + s, start, length, total, s == 0); break;
-                default: add_up<T, Op, at_once>(sources + s, start, length, total, s == 0);
+                case 1: accumulate_sources<T, Op, 1>(sources + s, start, length, total, s == 0); break;
+                case 2: accumulate_sources<T, Op, 2>(sources + s, start, length, total, s == 0); break;
+                case 3: accumulate_sources<T, Op, 3>(sources + s, start, length, total, s == 0); break;
+                default: accumulate_sources<T, Op, at_once>(sources + s, start, length, total, s == 0);
             }
         }
         if (scaled)
@@ -179,12 +181,13 @@ void choose(Reduction op, const void* const* s, int n, void* const* d, int m, si
         case Reduction::minimum: return run<T, Minimum>(s, n, d, m, count, scale);
         case Reduction::maximum: return run<T, Maximum>(s, n, d, m, count, scale);
         case Reduction::product: return run<T, Product>(s, n, d, m, count, scale);
-        case Reduction::bits_and: case Reduction::bits_or: case Reduction::bits_xor: return;  // refused before
+        // Rejected before.
+        case Reduction::bits_and: case Reduction::bits_or: case Reduction::bits_xor: return;
     }
 }
 
-template <class T>
-void choose_integer(Reduction op, const void* const* s, int n, void* const* d, int m, size_t count, double scale) {
+template <class T> void choose_integer(Reduction op, const void* const* s, int n, void* const* d, int m,
+                                       size_t count, double scale) {
     switch (op) {
         case Reduction::bits_and: return run<T, BitsAnd>(s, n, d, m, count, scale);
         case Reduction::bits_or: return run<T, BitsOr>(s, n, d, m, count, scale);
@@ -210,13 +213,13 @@ void encode_brain(const float* source, float* residual, void* wire, size_t count
     }
 }
 
-// A block: its scale, then its elements.
+// A block consists of its scale and its elements.
 void encode_bytes(const float* source, float* residual, void* wire, size_t count) {
     char* out = static_cast<char*>(wire);
     alignas(64) float values[wire_block];
     for (size_t start = 0; start < count; start += wire_block) {
         const size_t length = count - start < wire_block ? count - start : wire_block;
-        uint32_t largest = 0;  // magnitudes of floats are in the order of their bits
+        uint32_t largest = 0;  // the bits of magnitudes sort like the floats
         for (size_t i = 0; i < length; ++i) {
             values[i] = residual ? source[start + i] + residual[start + i] : source[start + i];
             uint32_t magnitude = bit_copy<uint32_t>(values[i]) & 0x7FFFFFFFu;
@@ -276,7 +279,8 @@ void encode(Wire wire, const float* source, float* residual, void* out, size_t c
 
 void decode(Wire wire, const void* in, float* out, size_t count, bool add) {
     if (wire == Wire::bf16) add ? decode_brain<true>(in, out, count) : decode_brain<false>(in, out, count);
-    else if (wire == Wire::int8) add ? decode_bytes<true>(in, out, count) : decode_bytes<false>(in, out, count);
+    else if (wire == Wire::int8)
+        add ? decode_bytes<true>(in, out, count) : decode_bytes<false>(in, out, count);
 }
 
 void reduce(Type type, Reduction op, const void* const* s, int n, void* const* d, int m, size_t count,

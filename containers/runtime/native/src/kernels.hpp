@@ -19,7 +19,7 @@ inline size_t size_of(Type type) {
     return 1;
 }
 
-// How elements travel between nodes: as they are, or 32-bit floats in fewer bits.
+// Wire types between nodes: elements as they are, or 32-bit floats in fewer bits.
 enum class Wire : uint32_t { same, bf16, int8 };
 constexpr size_t wire_block = 256;  // elements of int8 that share a scale
 
@@ -33,18 +33,19 @@ inline size_t wire_size(Wire wire, size_t element, size_t count) {
 }
 
 inline bool is_floating(Type type) { return type <= Type::bf16; }
-inline bool is_of_bits(Reduction op) { return op >= Reduction::bits_and; }  // which floats do not have
+inline bool is_of_bits(Reduction op) { return op >= Reduction::bits_and; }  // not defined for floats
 
-// Every destination gets the reduction of all sources; a destination may be one of the sources.
-// 16-bit floats are summed in float and rounded once. `scale` multiplies the result where it is not 1.
+// Every destination receives the reduction of all sources; a destination may be one of the sources. 16-bit
+// floats are summed in float and rounded once. `scale` multiplies the result if it is not 1.
 using ReduceKernel = void (*)(Type, Reduction, const void* const* sources, int n_sources,
                               void* const* destinations, int n_destinations, size_t count, double scale);
 
-// Brings floats to how they travel. int8: each block's largest magnitude becomes 127, so that no element is off by
-// more than 1/254 of it; blocks below 1e-30 become zeros, blocks that are not finite become NaN. With a `residual`
-// it is added to the source first, and holds what was lost then: zero where that is not finite.
+// Encodes floats for the wire. int8: each block's largest magnitude becomes 127, so that the error of an
+// element is at most 1/254 of it; blocks below 1e-30 become zeros, blocks that are not finite become NaN. A
+// `residual` is added to the source first and then holds the rounding error, or zero where that is not
+// finite.
 using EncodeKernel = void (*)(Wire, const float* source, float* residual, void* wire, size_t count);
-// The way back; `add`: on top of what is in `out`.
+// Decodes floats. `add`: adds them to `out`.
 using DecodeKernel = void (*)(Wire, const void* wire, float* out, size_t count, bool add);
 
 // The best kernels that this processor can run.
@@ -55,8 +56,8 @@ struct Kernels {
 };
 const Kernels& kernels();
 
-inline void reduce(Type type, Reduction op, const void* const* sources, int n_sources, void* const* destinations,
-                   int n_destinations, size_t count, double scale = 1.0) {
+inline void reduce(Type type, Reduction op, const void* const* sources, int n_sources,
+                   void* const* destinations, int n_destinations, size_t count, double scale = 1.0) {
     if (count) kernels().reduce(type, op, sources, n_sources, destinations, n_destinations, count, scale);
 }
 

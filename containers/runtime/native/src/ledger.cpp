@@ -7,13 +7,13 @@ namespace carme {
 namespace {
 
 bool fits(const Request& request, uint64_t size) {
-    return size == request.size || (request.at_most && size < request.size);
+    return size == request.size || (request.allow_shorter && size < request.size);
 }
 
 }  // namespace
 
-bool Ledger::receive(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into, uint64_t size,
-                     Request* request) {
+bool Ledger::receive(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
+                     uint64_t size, Request* request) {
     request->peer = peer;
     request->into = static_cast<char*>(into);
     request->size = size;
@@ -74,7 +74,8 @@ void Ledger::forget(uint64_t key) {
 
 int Ledger::find_mismatch(uint64_t key, uint32_t sequence, uint32_t check) const {
     for (int peer = 0; peer < int(lost_.size()); ++peer)
-        for (auto entry = unexpected_.lower_bound({peer, key, sequence, 0}); entry != unexpected_.end(); ++entry) {
+        for (auto entry = unexpected_.lower_bound({peer, key, sequence, 0}); entry != unexpected_.end();
+             ++entry) {
             auto& [from, group, entry_sequence, tag] = entry->first;
             if (from != peer || group != key || entry_sequence != sequence) break;
             if (entry->second.first != check) return peer;
@@ -148,12 +149,14 @@ std::optional<Ledger::Answer> Ledger::answer(int peer, const Frame& request) {
 }
 
 void Ledger::cancel(Request* requests, size_t count) {
-    auto is_cancelled = [&](auto& entry) { return entry.second >= requests && entry.second < requests + count; };
+    auto is_cancelled = [&](auto& entry) {
+        return entry.second >= requests && entry.second < requests + count;
+    };
     std::erase_if(posted_, is_cancelled);
     std::erase_if(open_requests_, is_cancelled);
 }
 
-void Ledger::lose(int peer) {
+void Ledger::mark_lost(int peer) {
     lost_[size_t(peer)] = true;
     auto complete_lost = [&](auto& entry) {
         if (entry.second->peer != peer) return false;

@@ -1,4 +1,4 @@
-// How long messages between two nodes take, and which way of reducing over several of them is the shortest.
+// A model of message times between two nodes, and the choice of the fastest allreduce algorithm.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +16,9 @@ inline const char* name_of(Algorithm algorithm) {
     return uint32_t(algorithm) < 4 ? names[uint32_t(algorithm)] : "unknown";
 }
 
-// Times of messages by size: between two points on the line through them, beyond the last on that of the last two.
+// Message times by size: linear between two points, and extrapolated from the last two points beyond them.
 struct LinkModel {
-    // Bytes and microseconds. By default Ethernet of 10 Gbit/s; only the proportions matter.
+    // Bytes and microseconds. Default: Ethernet of 10 Gbit/s. Only the ratios matter.
     std::vector<std::pair<uint64_t, double>> points{{0, 25.0}, {16 << 10, 38.0}, {1 << 20, 870.0}};
 
     double microseconds(double bytes) const {
@@ -31,7 +31,7 @@ struct LinkModel {
         return result > 0 ? result : 0;
     }
 
-    // The way to reduce `bytes` over `nodes` that ends first. Links are taken to work both ways at once.
+    // The algorithm that reduces `bytes` over `nodes` fastest. Links are assumed to be full duplex.
     Algorithm best(size_t nodes, double bytes) const {
         const double n = double(nodes);
         const double direct = microseconds((n - 1) * bytes);

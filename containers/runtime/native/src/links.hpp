@@ -1,8 +1,8 @@
-// What carries operations to ranks on other nodes, and what they consist of.
+// The transport between nodes: its interface and its frames.
 //
-// TCP does so (tcp_links.hpp). An implementation over libfabric or verbs implements `Links`, with the help of `Ledger`,
-// and gives the context a function that makes them; the context, its groups and their ways of reducing know no more
-// than what is here. tests/queued_links.hpp is a small example.
+// tcp_links.hpp implements it over TCP. An implementation over libfabric or verbs implements `Links` with the
+// help of `Ledger`, and gives the context a factory function. The context, its groups and their algorithms
+// use only this interface. tests/queued_links.hpp is a small example.
 #pragma once
 
 #include <algorithm>
@@ -19,24 +19,36 @@
 namespace carme {
 
 enum class FrameType : uint8_t {
-    write = 1, read_request, read_reply, atomic_request, atomic_reply, register_segment, register_reply, passive,
-    message, abort_group, echo, kill, heartbeat
+    write = 1,
+    read_request,
+    read_reply,
+    atomic_request,
+    atomic_reply,
+    register_segment,
+    register_reply,
+    passive,
+    message,
+    abort_group,
+    echo,
+    kill,
+    heartbeat
 };
 
-constexpr uint32_t of_letters = 1u << 31;  // this bit distinguishes the signatures of letters from those of collectives
+// Marks the checks of point-to-point messages, as opposed to collectives.
+constexpr uint32_t point_to_point_flag = 1u << 31;
 
-// What travels before a payload. Both ends are little-endian, which the handshake checks.
+// The header before a payload. Both ends are little-endian; the handshake checks this.
 struct Frame {
     uint32_t magic = 0xCA43E001;
     FrameType type{};
     uint8_t operation = 0;
     uint16_t segment = 0;
     uint64_t offset = 0;
-    uint64_t size = 0;      // bytes of payload that follow, or that a read asks for
-    uint64_t key = 0;       // group of a message; request of a read or an atomic
-    uint32_t sequence = 0;  // which collective of the group
-    uint32_t tag = 0;       // which part of it
-    uint32_t check = 0;     // signature of the collective or the letter; id of a notification
+    uint64_t size = 0;  // bytes of payload that follow, or that a read requests
+    uint64_t key = 0;  // group of a message; request of a read or an atomic
+    uint32_t sequence = 0;  // number of the collective in the group
+    uint32_t tag = 0;  // part of the collective
+    uint32_t check = 0;  // signature of the collective or message; id of a notification
     uint32_t value = 0;     // of a notification; 0: none
     uint64_t operand = 0, operand2 = 0;
 };
@@ -53,92 +65,98 @@ inline Frame message_frame(uint64_t key, uint32_t sequence, uint32_t tag, uint32
     return frame;
 }
 
-// A notification of a segment.
-struct Notice { int segment; uint32_t id, value; };
+// A notification in a segment.
+struct Notification { int segment; uint32_t id, value; };
 
 enum class State : uint32_t { pending, done, lost, mismatch, aborted };
 
-// A send or receive that is under way. Its owner keeps it and the buffer until it is over or cancelled.
+// A pending send or receive. Its owner keeps it and the buffer until it is over or cancelled.
 struct Request {
     std::atomic<State> state{State::pending};
     int peer = -1;
-    size_t stream = 0;  // on which it travels, where there are several
+    size_t stream = 0;  // the stream that carries it
     char* into = nullptr;
     uint64_t size = 0;
     uint32_t check = 0;
-    bool at_most = false;  // a message of fewer bytes does as well
-    uint64_t result = 0;   // of an atomic; bytes of a message that was received
-    std::optional<Notice> notice = {};  // set in an own segment once it is done
+    bool allow_shorter = false;  // accepts a shorter message
+    uint64_t result = 0;  // of an atomic; bytes of a received message
+    std::optional<Notification> notification = {};  // set in an own segment on completion
 };
 
-// What frames do to this process. Called by the implementation that moves them, one frame at a time; it does not call
-// the links.
+// The effects of frames on this process. The implementation of `Links` calls it, one frame at a time. It must
+// not call the links.
 struct Host {
     virtual ~Host() = default;
-    // Memory of an own segment, or nullptr where the peer may not reach. `keep_alive` holds the mapping.
-    virtual char* locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep_alive) = 0;
+    // Memory of an own segment, or nullptr if the peer may not access it. `keep_alive` holds the mapping.
+    virtual char* locate(uint16_t segment, uint64_t offset, uint64_t size,
+                         std::shared_ptr<void>& keep_alive) = 0;
     virtual bool notify(uint16_t segment, uint32_t id, uint32_t value) = 0;
     virtual std::optional<uint64_t> atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a,
                                            uint64_t b) = 0;
     virtual void peer_registered(int peer, uint16_t segment, uint64_t size) = 0;
     virtual bool passive_arrived(int peer, std::vector<char> message) = 0;
-    // `reason`: a sentence where members disagree, else empty.
+    // `reason`: a sentence if members disagree, else empty.
     virtual void group_aborted(uint64_t key, int culprit, const std::string& reason) = 0;
     virtual void end_requested(int peer) = 0;
     virtual void peer_lost(int peer) = 0;
 };
 
-// Any thread may call any of this, but `add_peer` and `start`, which come first and once.
+// Thread-safe, except that `add_peer` and `start` come first and once.
 class Links {
 public:
-    static constexpr int full_poll_interval = 8;  // turns of waiting for one request; the last one polls all streams
+    // While waiting for one request, every eighth poll reads all streams.
+    static constexpr int full_poll_interval = 8;
     static constexpr uint64_t largest_passive = 1 << 20;
     static constexpr uint64_t largest_message = uint64_t(1) << 40;
-    static constexpr uint64_t largest_reason = 1023;  // bytes of a sentence about a group that broke
-    // From the first sign that a peer leaves to its loss: what it sent before may still be on its way.
+    static constexpr uint64_t largest_reason = 1023;  // bytes of the sentence about a broken group
+    // How long to read on after the first stream of a peer has ended: earlier messages may still arrive on
+    // other streams.
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
-    static constexpr int64_t longest_farewell_ns = 50'000;
+    static constexpr int64_t longest_drain_ns = 50'000;
 #else
-    static constexpr int64_t longest_farewell_ns = 500'000'000;
+    static constexpr int64_t longest_drain_ns = 500'000'000;
 #endif
 
     Links() = default;
     virtual ~Links() = default;
     Links(const Links&) = delete;
 
-    // Takes over the sockets on which the handshake was done: connected, authenticated and silent. Anyone who carries
-    // nothing over them can exchange addresses on them, and learn from their end that the peer has gone.
+    // Takes ownership of connected, authenticated and silent sockets, on which the handshake is done. An
+    // implementation that does not use them for data can exchange addresses over them and learn from their
+    // end that the peer is gone.
     virtual void add_peer(int peer, const std::vector<int>& sockets) = 0;
     virtual void start() = 0;
     virtual void stop() = 0;
-    virtual bool empty() const = 0;  // no peer was added
+    virtual bool empty() const = 0;  // true if no peer was added
 
-    // What is sent to one peer and requested of it takes effect there in that order, which messages of collectives need not
-    // keep to. The `request` of a send is done once its payload may be changed. With a peer all that is sent to it,
-    // requested of it and awaited from it is lost, and the host is notified.
+    // Sends and requests to one peer take effect there in order; messages of collectives need not. The
+    // `request` of a send is done once its payload may be changed. The loss of a peer ends all its sends,
+    // requests and receives as lost, and notifies the host.
     virtual void send(int peer, const Frame& frame, const void* data, Request* request) = 0;
     virtual void send_owned(int peer, const Frame& frame, std::vector<char> data) = 0;
-    // Sends a request whose reply completes `request`: with `request->size` bytes at `request->into` for a read,
-    // `request->result` for an atomic. The reply to an echo says that all that was sent before has taken effect, and
-    // `request->result` is the peer's now_ns().
+    // Sends a request whose reply completes `request`: with `request->size` bytes at `request->into` for a
+    // read, `request->result` for an atomic. The reply to an echo confirms that all earlier sends have taken
+    // effect; its `request->result` is the peer's now_ns().
     virtual void send_request(int peer, Frame frame, Request* request) = 0;
-    // A message of a collective: it goes to the receive of the same key, sequence and tag, whichever comes first. Both
-    // must agree on the size, unless it is `at_most`, and on `check`, else the receive ends as a mismatch.
-    virtual void send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
-                              uint64_t size, Request* request) = 0;
-    virtual void receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
-                                 uint64_t size, Request* request) = 0;
-    // Forgets requests: their buffers are not touched after this returns.
+    // A message of a collective. It matches the receive of the same key, sequence and tag, whichever comes
+    // first. Both must agree on the size, unless `allow_shorter` is set, and on `check`; else the receive
+    // ends as a mismatch.
+    virtual void send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check,
+                              const void* data, uint64_t size, Request* request) = 0;
+    virtual void receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check,
+                                 void* into, uint64_t size, Request* request) = 0;
+    // Cancels requests: their buffers are not accessed after this returns.
     virtual void cancel(Request* requests, size_t count) = 0;
-    // Forgets unexpected messages of this key. Receives of a key end as aborted when a peer aborts its group.
+    // Drops unexpected messages of this key. Receives of a key end as aborted when a peer aborts its group.
     virtual void forget(uint64_t key) = 0;
-    // A peer whose message of this collective is of another call, which this rank may never expect; -1: there is none.
+    // A peer whose message belongs to another call of this collective, so that no receive here would match
+    // it; -1 if there is none.
     virtual int find_mismatch(uint64_t key, uint32_t sequence, uint32_t check) = 0;
-    // Whether an unexpected message is there, as MPI_Iprobe finds one.
+    // Whether an unexpected message has arrived, like MPI_Iprobe.
     virtual bool probe(int peer, uint64_t key, uint32_t sequence, uint32_t tag) = 0;
 
-    // While this lives a collective will soon expect all messages of its key: what comes before its receive may wait on
-    // the wire instead of being kept, which costs memory and a copy.
+    // While this lives, a collective is about to post receives for all messages of its key. Messages that
+    // arrive earlier may then wait on the wire, which saves memory and a copy.
     struct Engaged {
         Engaged(Links& links, uint64_t key, uint32_t sequence, uint32_t check) : links(links), key(key) {
             links.engage(key, sequence, check);
@@ -149,22 +167,24 @@ public:
         const uint64_t key;
     };
 
-    // Makes progress. Waiting threads call it; a background thread does it when none of them waits.
-    // `own_foregrounds`: 1 where the caller holds a `Foreground`.
+    // Makes progress. Waiting threads call it; a background thread calls it when no thread waits.
+    // `own_foregrounds`: 1 if the caller holds a `Foreground`.
     virtual void poll(int timeout_ms, int own_foregrounds = 0) = 0;
-    // Looks at what a request waits for alone where nothing else is to be done, if that takes less time.
+    // Polls only the stream of one request, if nothing else needs progress and that is faster.
     virtual void poll_for(const Request&) { poll(0, 1); }
-    // Drives the links until `ready()`. False: the deadline passed. `check` throws to end the wait.
-    // `awaited`: what `ready` looks at, where that is one request. `patient`: a caller who has nothing else to do polls
-    // for longer before sleeping, and yields the core between polls.
-    template <class Ready, class Check>
-    bool drive(bool crowded, Deadline deadline, Ready&& ready, Check&& check, const Request* awaited = nullptr,
-               bool patient = false) {
+    // Drives the links until `ready()`. Returns false at the deadline. `check` throws to end the wait.
+    // `awaited`: the request that `ready` tests, if it is a single one. `busy_poll`: polls for longer before
+    // sleeping, and yields the core between polls; for callers without other work.
+    template <class Ready, class Check> bool drive(bool oversubscribed, Deadline deadline, Ready&& ready,
+                                                   Check&& check, const Request* awaited = nullptr,
+                                                   bool busy_poll = false) {
         if (ready()) return true;
         Foreground foreground(*this);
-        const int64_t begin = now_ns(), end_alone = begin + (crowded ? 0 : longest_spin_ns);
-        const int64_t end_of_spin =
-            std::min(begin + (crowded ? 10'000 : patient ? longest_patience_ns : longest_spin_ns), deadline.at);
+        const int64_t begin = now_ns(), end_alone = begin + (oversubscribed ? 0 : longest_spin_ns);
+        const int64_t end_of_spin = std::min(begin + (oversubscribed ? 10'000
+                                                      : busy_poll    ? longest_busy_poll_ns
+                                                                     : longest_spin_ns),
+                                             deadline.at);
         int turn = 1;
         for (int64_t now = begin;;) {
             if (awaited && turn++ % full_poll_interval) poll_for(*awaited);
@@ -198,11 +218,12 @@ public:
 protected:
     virtual void engage(uint64_t, uint32_t, uint32_t) {}
     virtual void disengage(uint64_t) {}
-    // Whether a thread drives the links, or did so just now and is likely to do so again.
+    // Whether a thread drives the links, or did so a moment ago and is likely to do so again.
     bool driven() const {
-        return foreground_.load() > 0 || now_ns() - last_foreground_.load(std::memory_order_relaxed) < 1'000'000;
+        return foreground_.load() > 0 ||
+               now_ns() - last_foreground_.load(std::memory_order_relaxed) < 1'000'000;
     }
-    // Whether others do beside a caller that holds `own_foregrounds` of them.
+    // Whether other threads drive the links, besides a caller that holds `own_foregrounds`.
     bool has_other_waiters(int own_foregrounds) const { return foreground_.load() > own_foregrounds; }
 
 private:
@@ -210,7 +231,7 @@ private:
     std::atomic<int64_t> last_foreground_{0};
 };
 
-// Of `rank` among `size`. The host outlives the links.
+// Makes the links of `rank` among `size` ranks. The host outlives the links.
 using MakeLinks = std::function<std::unique_ptr<Links>(Host& host, int rank, int size)>;
 
 }  // namespace carme

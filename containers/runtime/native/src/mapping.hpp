@@ -1,4 +1,4 @@
-// Memory that processes of a node share.
+// Memory shared by processes of a node.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ private:
     Mapping(char* data, uint64_t size, int fd) : data_(data), size_(size), fd_(fd) {}
     char* data_;
     uint64_t size_;
-    int fd_;  // -1 where another process keeps it
+    int fd_;  // -1 if another process owns it
 };
 
 }  // namespace carme

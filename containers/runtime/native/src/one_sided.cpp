@@ -10,12 +10,12 @@ namespace {
 
 constexpr uint8_t add_operation = 0, swap_operation = 1;
 
-// How a put or a get is recorded: all its parts together, then the notification.
+// Records a put or a get: one span for all its parts, then the notification.
 struct Transfer {
-    Transfer(recorder::Kind kind, int rank, const std::vector<Context::Part>& parts, const std::optional<Notice>& notice,
-             uint16_t queue)
-        : span(kind, kind == recorder::Kind::put ? recorder::put_name : recorder::get_name), moves(!parts.empty()),
-          notice(notice) {
+    Transfer(recorder::Kind kind, int rank, const std::vector<Context::Part>& parts,
+             const std::optional<Notification>& notification, uint16_t queue)
+        : span(kind, kind == recorder::Kind::put ? recorder::put_name : recorder::get_name),
+          moves(!parts.empty()), notification(notification) {
         if (!span) return;
         span.record.peer = rank;
         span.record.detail = queue;
@@ -25,22 +25,22 @@ struct Transfer {
     void end() {
         if (!span) return;
         if (moves) span.end();
-        if (!notice) return;
-        recorder::Span notification(recorder::Kind::notify, recorder::notify_name);
-        notification.record.object = uint32_t(notice->segment);
-        notification.record.extra = notice->id;
-        notification.record.peer = span.record.peer;
-        notification.end();
+        if (!notification) return;
+        recorder::Span notify_span(recorder::Kind::notify, recorder::notify_name);
+        notify_span.record.object = uint32_t(notification->segment);
+        notify_span.record.extra = notification->id;
+        notify_span.record.peer = span.record.peer;
+        notify_span.end();
     }
     recorder::Span span;
     const bool moves;
-    const std::optional<Notice> notice;  // a copy: who reads gives one that is gone at once
+    const std::optional<Notification> notification;  // a copy, because a reader's own one has a short life
 };
 
-void check_notice(const std::optional<Notice>& notice) {
-    if (notice && (notice->id >= notification_count || notice->value == 0))
-        throw invalid("Notification " + std::to_string(notice->id) + " with value " + std::to_string(notice->value) +
-                          " cannot be sent.",
+void check_notification(const std::optional<Notification>& notification) {
+    if (notification && (notification->id >= notification_count || notification->value == 0))
+        throw invalid("Notification " + std::to_string(notification->id) + " with value " +
+                          std::to_string(notification->value) + " cannot be sent.",
                       "Use an id below 65536 and a value other than 0.");
 }
 
@@ -58,26 +58,28 @@ void Context::check_parts(const char* operation, int rank, const std::vector<Par
     }
 }
 
-void Context::write(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue) {
+void Context::write(int rank, const std::vector<Part>& parts, const std::optional<Notification>& notification,
+                    int queue) {
     check_rank(rank);
     check_queue(queue);
     throw_if_lost(rank, "a write");
-    check_notice(notice);
+    check_notification(notification);
     check_parts("write", rank, parts);
-    if (notice && remote_size(notice->segment, rank) == 0)
-        throw invalid("Rank " + std::to_string(rank) + " has no segment " + std::to_string(notice->segment) +
-                          " to be notified in.",
+    if (notification && remote_size(notification->segment, rank) == 0)
+        throw invalid("Rank " + std::to_string(rank) + " has no segment " +
+                          std::to_string(notification->segment) + " to be notified in.",
                       "Create it there, and register it with this rank.");
-    Transfer transfer(recorder::Kind::put, rank, parts, notice, is_local(rank) ? recorder::at_once : uint16_t(queue));
+    Transfer transfer(recorder::Kind::put, rank, parts, notification,
+                      is_local(rank) ? recorder::at_once : uint16_t(queue));
     if (is_local(rank)) {
         for (auto& part : parts)
             std::memcpy(peer_segment(rank, part.remote_segment, part.remote_offset, part.size),
                         local_pointer(part.local_segment, part.local_offset, part.size), part.size);
-        if (notice) {
+        if (notification) {
             uint64_t size;
-            auto mapping = peer_mapping(rank, notice->segment, &size);
+            auto mapping = peer_mapping(rank, notification->segment, &size);
             auto* head = reinterpret_cast<SegmentHead*>(mapping->data());
-            head->notifications[notice->id].store(notice->value, std::memory_order_seq_cst);
+            head->notifications[notification->id].store(notification->value, std::memory_order_seq_cst);
             head->notified.raise();
         }
         return transfer.end();
@@ -85,7 +87,7 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
     Queue& q = queues_[size_t(queue)];
     std::lock_guard lock(q.mutex);
     if (!parts.empty()) q.written.insert(rank);
-    for (size_t i = 0; i < parts.size() + (notice && parts.empty()); ++i) {
+    for (size_t i = 0; i < parts.size() + (notification && parts.empty()); ++i) {
         Frame frame;
         frame.type = FrameType::write;
         const void* data = nullptr;
@@ -95,41 +97,44 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
             frame.size = parts[i].size;
             data = local_pointer(parts[i].local_segment, parts[i].local_offset, parts[i].size);
         }
-        // The notification travels with the last part where it is for the same segment.
-        if (notice && (parts.empty() || (i + 1 == parts.size() && notice->segment == parts[i].remote_segment))) {
-            frame.segment = uint16_t(notice->segment);
-            frame.check = notice->id;
-            frame.value = notice->value;
+        // The last part carries the notification if both are in the same segment.
+        if (notification &&
+            (parts.empty() || (i + 1 == parts.size() && notification->segment == parts[i].remote_segment))) {
+            frame.segment = uint16_t(notification->segment);
+            frame.check = notification->id;
+            frame.value = notification->value;
         }
         q.outstanding.push_back(std::make_unique<Request>());
         links_->send(rank, frame, frame.size ? data : nullptr, q.outstanding.back().get());
     }
-    if (notice && !parts.empty() && notice->segment != parts.back().remote_segment) {
+    if (notification && !parts.empty() && notification->segment != parts.back().remote_segment) {
         Frame frame;
         frame.type = FrameType::write;
-        frame.segment = uint16_t(notice->segment);
-        frame.check = notice->id;
-        frame.value = notice->value;
+        frame.segment = uint16_t(notification->segment);
+        frame.check = notification->id;
+        frame.value = notification->value;
         q.outstanding.push_back(std::make_unique<Request>());
         links_->send(rank, frame, nullptr, q.outstanding.back().get());
     }
     transfer.end();
 }
 
-void Context::read(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue) {
+void Context::read(int rank, const std::vector<Part>& parts, const std::optional<Notification>& notification,
+                   int queue) {
     check_rank(rank);
     check_queue(queue);
     throw_if_lost(rank, "a read");
-    check_notice(notice);
+    check_notification(notification);
     check_parts("read", rank, parts);
-    if (notice) segment_pointer(notice->segment);
+    if (notification) segment_pointer(notification->segment);
     const bool is_immediate = is_local(rank) || parts.empty();
-    Transfer transfer(recorder::Kind::get, rank, parts, {}, is_immediate ? recorder::at_once : uint16_t(queue));
+    Transfer transfer(recorder::Kind::get, rank, parts, {},
+                      is_immediate ? recorder::at_once : uint16_t(queue));
     if (is_immediate) {
         for (auto& part : parts)
             std::memcpy(local_pointer(part.local_segment, part.local_offset, part.size),
                         peer_segment(rank, part.remote_segment, part.remote_offset, part.size), part.size);
-        if (notice) notify(uint16_t(notice->segment), notice->id, notice->value);
+        if (notification) notify(uint16_t(notification->segment), notification->id, notification->value);
         return transfer.end();
     }
     Queue& q = queues_[size_t(queue)];
@@ -140,7 +145,8 @@ void Context::read(int rank, const std::vector<Part>& parts, const std::optional
         Request* request = q.outstanding.back().get();
         request->into = local_pointer(part.local_segment, part.local_offset, part.size);
         request->size = part.size;
-        if (i + 1 == parts.size()) request->notice = notice;  // answers come in the order of the questions
+        // Replies arrive in the order of requests.
+        if (i + 1 == parts.size()) request->notification = notification;
         Frame frame;
         frame.type = FrameType::read_request;
         frame.segment = uint16_t(part.remote_segment);
@@ -157,8 +163,8 @@ bool Context::wait(int queue, Deadline deadline) {
     std::lock_guard lock(q.mutex);
     recorder::Span span(recorder::Kind::flush, recorder::flush_name);
     span.record.detail = uint16_t(queue);
-    // That the kernel has taken what was written says nothing of the other side, and a barrier, on other streams, may
-    // overtake it. An answer to a question that follows on the same stream does say so.
+    // That the kernel has accepted a write does not mean that it has arrived, and a barrier on other streams
+    // may overtake it. The reply to a later request on the same stream confirms it.
     for (int rank : q.written) {
         q.outstanding.push_back(std::make_unique<Request>());
         Frame frame;
@@ -167,10 +173,11 @@ bool Context::wait(int queue, Deadline deadline) {
     }
     q.written.clear();
     bool completed = links_->drive(
-        crowded_, deadline,
+        oversubscribed_, deadline,
         [&] {
-            return std::all_of(q.outstanding.begin(), q.outstanding.end(),
-                               [](auto& r) { return r->state.load(std::memory_order_acquire) != State::pending; });
+            return std::all_of(q.outstanding.begin(), q.outstanding.end(), [](auto& r) {
+                return r->state.load(std::memory_order_acquire) != State::pending;
+            });
         },
         [] {});
     if (!completed) return false;
@@ -179,18 +186,23 @@ bool Context::wait(int queue, Deadline deadline) {
         if (request->state.load() != State::done) lost = request->peer;
     q.outstanding.clear();
     if (lost >= 0)
-        throw Failure(Trouble::peer_lost, "Rank " + std::to_string(lost) + " was lost during operations of queue " +
-                                              std::to_string(queue) + ".",
+        throw Failure(FailureKind::peer_lost,
+                      "Rank " + std::to_string(lost) + " was lost during operations of queue " +
+                          std::to_string(queue) + ".",
                       "Form a new group without it, or start the run again.");
     span.end();
     return true;
 }
 
 template <class Ready> bool Context::wait_for(Flag& flag, Deadline deadline, Ready&& ready) {
-    // What another node sends is taken off its sockets while this thread spins; later by the background thread.
+    // Data from other nodes are received by this thread while it spins, later by the background thread.
     const bool linked = !links_->empty();
     return wait_on(
-        flag, crowded_, deadline, ready, [&] { if (linked) links_->poll(0); }, [&] { detect_failures(); });
+        flag, oversubscribed_, deadline, ready,
+        [&] {
+            if (linked) links_->poll(0);
+        },
+        [&] { detect_failures(); });
 }
 
 int64_t Context::notify_waitsome(int segment, uint32_t first, uint32_t count, Deadline deadline) {
@@ -226,7 +238,8 @@ uint32_t Context::notify_reset(int segment, uint32_t id) {
     return value;
 }
 
-std::optional<uint64_t> Context::atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a, uint64_t b) {
+std::optional<uint64_t> Context::atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a,
+                                        uint64_t b) {
     std::shared_ptr<void> keep_alive;
     char* at = locate(segment, offset, 8, keep_alive);
     if (!at || offset % 8 || operation > swap_operation) return std::nullopt;
@@ -236,14 +249,14 @@ std::optional<uint64_t> Context::atomic(uint16_t segment, uint64_t offset, uint8
     return a;
 }
 
-std::optional<uint64_t> Context::remote_atomic(int rank, int segment, uint64_t offset, uint8_t operation, uint64_t a,
-                                               uint64_t b, Deadline deadline) {
+std::optional<uint64_t> Context::remote_atomic(int rank, int segment, uint64_t offset, uint8_t operation,
+                                               uint64_t a, uint64_t b, Deadline deadline) {
     check_rank(rank);
     throw_if_lost(rank, "an atomic operation");
     uint64_t limit = remote_size(segment, rank);
     if (offset % 8 || limit < 8 || offset > limit - 8)
-        throw invalid("Offset " + std::to_string(offset) + " of segment " + std::to_string(segment) + " of rank " +
-                          std::to_string(rank) + " holds no 8-byte value.",
+        throw invalid("Offset " + std::to_string(offset) + " of segment " + std::to_string(segment) +
+                          " of rank " + std::to_string(rank) + " holds no 8-byte value.",
                       "Use a multiple of 8 within the segment.");
     recorder::Span span(recorder::Kind::atomic, recorder::atomic_name);
     span.record.object = uint32_t(segment);
@@ -266,7 +279,8 @@ std::optional<uint64_t> Context::remote_atomic(int rank, int segment, uint64_t o
     frame.operand2 = b;
     Request request;
     links_->send_request(rank, frame, &request);
-    bool completed = links_->drive(crowded_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
+    bool completed = links_->drive(
+        oversubscribed_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
     if (!completed) {
         links_->cancel(&request, 1);
         return std::nullopt;
@@ -276,7 +290,8 @@ std::optional<uint64_t> Context::remote_atomic(int rank, int segment, uint64_t o
     return request.result;
 }
 
-std::optional<uint64_t> Context::atomic_add(int rank, int segment, uint64_t offset, uint64_t value, Deadline deadline) {
+std::optional<uint64_t> Context::atomic_add(int rank, int segment, uint64_t offset, uint64_t value,
+                                            Deadline deadline) {
     return remote_atomic(rank, segment, offset, add_operation, value, 0, deadline);
 }
 
@@ -297,7 +312,8 @@ bool Context::passive_send(int rank, const void* data, uint64_t size, Deadline d
         frame.size = size;
         Request request;
         links_->send(rank, frame, size ? data : nullptr, &request);
-        bool completed = links_->drive(crowded_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
+        bool completed = links_->drive(
+            oversubscribed_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
         if (!completed) {
             links_->cancel(&request, 1);
             return false;
@@ -309,8 +325,9 @@ bool Context::passive_send(int rank, const void* data, uint64_t size, Deadline d
     bool completed = wait_for(inbox.freed, deadline, [&] {
         uint32_t owner = 0;
         if (inbox.owner.compare_exchange_strong(owner, uint32_t(rank_) + 1)) return true;
-        // A sender that died while it filled the box does not keep it.
-        if (owner && is_lost(int(owner) - 1) && !inbox.full.load()) inbox.owner.compare_exchange_strong(owner, 0);
+        // A sender that died while it filled the inbox does not block it.
+        if (owner && is_lost(int(owner) - 1) && !inbox.full.load())
+            inbox.owner.compare_exchange_strong(owner, 0);
         throw_if_lost(rank, "a passive send");
         return false;
     });

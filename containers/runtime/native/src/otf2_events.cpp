@@ -13,16 +13,17 @@ namespace {
 using recorder::Kind;
 using recorder::Record;
 
-// From OTF2's headers: enumerations that are one byte, and others.
+// From OTF2's headers: enumerations of one byte, and others.
 using Code = int;
 constexpr uint8_t type_uint64 = 4;
 constexpr uint8_t notify_in = 1, notify_out = 2;  // OTF2_RmaSyncType; 0 is memory
 constexpr uint32_t fetch_and_add = 5;             // OTF2_RmaAtomicType
 constexpr uint32_t no_root = std::numeric_limits<uint32_t>::max();
-// OTF2_CollectiveOp by kind of collective: barrier, allreduce, broadcast, reduce_scatter, allgather, alltoall.
+// OTF2_CollectiveOp by kind of collective: barrier, allreduce, broadcast, reduce_scatter, allgather,
+// alltoall.
 constexpr uint8_t collective_ops[] = {0, 0, 11, 1, 16, 6, 9};
 
-constexpr size_t most_lanes = 64;  // what overlaps even more is shortened
+constexpr size_t max_lanes = 64;  // spans that overlap more are shortened
 
 struct Open { const Record* record; int64_t end; };
 
@@ -65,20 +66,22 @@ public:
             case Kind::send:
                 if (!is_defined(r)) break;
                 list = add(numbers_.message, uint32_t(r.extra));
-                event(send_(writer_, list, time(r.begin), uint32_t(r.peer), communicator(r), uint32_t(r.extra >> 32),
-                            r.size));
+                event(send_(writer_, list, time(r.begin), uint32_t(r.peer), communicator(r),
+                            uint32_t(r.extra >> 32), r.size));
                 break;
             case Kind::put:
-                event(put_(writer_, nullptr, time(r.begin), window(r), uint32_t(r.peer), r.size, ++operation_));
+                event(
+                    put_(writer_, nullptr, time(r.begin), window(r), uint32_t(r.peer), r.size, ++operation_));
                 open(r);
                 break;
             case Kind::get:
-                event(get_(writer_, nullptr, time(r.begin), window(r), uint32_t(r.peer), r.size, ++operation_));
+                event(
+                    get_(writer_, nullptr, time(r.begin), window(r), uint32_t(r.peer), r.size, ++operation_));
                 open(r);
                 break;
             case Kind::atomic:
-                event(atomic_(writer_, nullptr, time(r.begin), window(r), uint32_t(r.peer), fetch_and_add, r.size,
-                              r.size, ++operation_));
+                event(atomic_(writer_, nullptr, time(r.begin), window(r), uint32_t(r.peer), fetch_and_add,
+                              r.size, r.size, ++operation_));
                 open(r);
                 break;
             case Kind::notify:
@@ -95,14 +98,15 @@ public:
         switch (r.kind) {
             case Kind::collective:
                 if (!is_defined(r)) break;
-                event(collective_end_(writer_, nullptr, time(at), collective_ops[std::min<uint16_t>(r.detail, 6)],
-                                      communicator(r), r.peer < 0 ? no_root : uint32_t(r.peer), r.size, r.extra));
+                event(collective_end_(writer_, nullptr, time(at),
+                                      collective_ops[std::min<uint16_t>(r.detail, 6)], communicator(r),
+                                      r.peer < 0 ? no_root : uint32_t(r.peer), r.size, r.extra));
                 break;
             case Kind::receive: {
                 if (!is_defined(r)) break;
                 void* list = add(numbers_.message, uint32_t(r.extra));
-                event(receive_(writer_, list, time(at), uint32_t(r.peer), communicator(r), uint32_t(r.extra >> 32),
-                               r.size));
+                event(receive_(writer_, list, time(at), uint32_t(r.peer), communicator(r),
+                               uint32_t(r.extra >> 32), r.size));
                 break;
             }
             case Kind::put:
@@ -143,7 +147,8 @@ private:
     static uint64_t time(int64_t at) { return uint64_t(at); }
     uint32_t region(const Record& r) const { return numbers_.regions.at(region_key(r)); }
     uint32_t window(const Record& r) const { return numbers_.windows.at(r.object); }
-    // Not of other transports' collectives, and not where a process was killed before it wrote what its groups are.
+    // Other transports' collectives have no group, nor have those of a process that was killed before it
+    // wrote its groups.
     bool is_defined(const Record& r) const { return numbers_.communicators.count(r.object) != 0; }
     uint32_t communicator(const Record& r) const { return numbers_.communicators.at(r.object); }
     void event(Code code) {
@@ -155,7 +160,7 @@ private:
         add_(attributes_, attribute, value);
         return attributes_;
     }
-    // Sums of this thread so far: bytes that were sent or moved, and nanoseconds of waiting.
+    // Totals of this thread so far: bytes that were sent or moved, and nanoseconds of waiting.
     void count(const Record& r, int64_t at) {
         if (r.kind == Kind::waiting || r.kind == Kind::loading)
             waited_ += uint64_t(at - r.begin);
@@ -196,12 +201,12 @@ private:
 Thread::Thread(std::vector<Record> records) : records_(std::move(records)) {
     std::vector<uint32_t> order(records_.size());
     std::iota(order.begin(), order.end(), 0u);
-    // What ended later was recorded later, and is around what ended at the same time.
+    // Records are in the order of their ends: a later one encloses an earlier one with the same end.
     std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
         const Record &x = records_[a], &y = records_[b];
         return std::tuple(x.begin, -x.end, -int64_t(a)) < std::tuple(y.begin, -y.end, -int64_t(b));
     });
-    std::vector<std::vector<int64_t>> stacks;  // ends of what is open, by lane
+    std::vector<std::vector<int64_t>> stacks;  // ends of open spans, by lane
     for (uint32_t index : order) {
         const Record& r = records_[index];
         if (lanes_.empty() || r.begin < first_) first_ = r.begin;
@@ -214,7 +219,7 @@ Thread::Thread(std::vector<Record> records) : records_(std::move(records)) {
             }
             auto& stack = stacks[lane];
             while (!stack.empty() && stack.back() <= r.begin) stack.pop_back();
-            if (stack.empty() || r.end <= stack.back() || lane + 1 == most_lanes) break;
+            if (stack.empty() || r.end <= stack.back() || lane + 1 == max_lanes) break;
         }
         auto& stack = stacks[lane];
         stack.push_back(stack.empty() ? r.end : std::min(r.end, stack.back()));

@@ -1,7 +1,7 @@
-// Writes what a thread has recorded as events of OTF2.
+// Writes the records of a thread as OTF2 events.
 //
-// libotf2 is found and its archive opened by Python (carme_runtime/traces/archive.py), which writes the definitions and
-// passes the addresses of its functions: the core is built without OTF2.
+// Python (carme_runtime/traces/archive.py) finds libotf2, opens the archive, writes the definitions and
+// passes the addresses of its functions, so that the core builds without OTF2.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace carme::otf2 {
 
-// By name without "OTF2_".
+// Functions by name without "OTF2_".
 using Functions = std::map<std::string, uintptr_t>;
 
-// Numbers of definitions in the archive, by those of the recording.
+// Numbers of the definitions in the archive, by the numbers in the recording.
 struct Numbers {
     std::map<uint64_t, uint32_t> regions;        // by `region_key`
     std::map<uint32_t, uint32_t> communicators;  // by group
@@ -26,13 +26,15 @@ struct Numbers {
     uint32_t metrics = 0;                        // class of bytes and nanoseconds
 };
 
-inline uint64_t region_key(const recorder::Record& record) { return uint64_t(record.kind) << 32 | record.name; }
+inline uint64_t region_key(const recorder::Record& record) {
+    return uint64_t(record.kind) << 32 | record.name;
+}
 
-// The events of one thread in the order of a call stack. Spans that overlap without one being within the other, as of
-// what runs in the background, go to lanes of their own.
+// The events of one thread in call-stack order. Spans that overlap without nesting, such as background work,
+// get separate lanes.
 class Thread {
 public:
-    // `records`: as they were recorded, each when it was over.
+    // `records`: in the order of recording, which is the order of their ends.
     explicit Thread(std::vector<recorder::Record> records);
 
     uint32_t lanes() const { return uint32_t(lanes_.size()); }
@@ -41,13 +43,13 @@ public:
     int64_t last() const { return last_; }
     std::vector<std::pair<uint32_t, uint32_t>> regions() const;  // kinds and names
     std::vector<uint32_t> segments() const;
-    // Returns how many events there are. Throws std::runtime_error with libotf2's number of an error.
+    // Returns the number of events. Throws std::runtime_error with libotf2's error number.
     uint64_t write(uint32_t lane, uintptr_t writer, uintptr_t attributes, const Functions& functions,
                    const Numbers& numbers) const;
 
 private:
     std::vector<recorder::Record> records_;
-    std::vector<std::vector<uint32_t>> lanes_;  // indices of records, in the order of their begins
+    std::vector<std::vector<uint32_t>> lanes_;  // indices of records in the order of their begins
     int64_t first_ = 0, last_ = 0;
 };
 

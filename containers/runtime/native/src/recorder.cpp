@@ -25,18 +25,19 @@ enum Block : uint32_t {
 };
 struct BlockHead { uint32_t type, number; uint64_t size; };
 
-constexpr const char* core_names[] = {"barrier", "allreduce", "broadcast", "reduce_scatter", "allgather", "alltoall",
-                                      "send", "receive", "put", "get", "atomic", "notify", "notified", "flush"};
+constexpr const char* core_names[] = {
+    "barrier", "allreduce", "broadcast", "reduce_scatter", "allgather", "alltoall", "send",
+    "receive", "put",       "get",       "atomic",         "notify",    "notified", "flush"};
 static_assert(std::size(core_names) == first_custom_name - 1);
 
 constexpr auto between_writes = std::chrono::milliseconds(200);
 constexpr int64_t between_clocks_ns = 1'000'000'000;
 
-// One thread writes at `head`, the background thread takes at `tail`.
+// One thread writes at `head`, the background thread reads at `tail`.
 struct Ring {
     explicit Ring(uint32_t number) : number(number) {
-        void* memory = mmap(nullptr, ring_records * sizeof(Record), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                            -1, 0);
+        void* memory = mmap(nullptr, ring_records * sizeof(Record), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         records = memory == MAP_FAILED ? nullptr : static_cast<Record*>(memory);
     }
     ~Ring() { if (records) munmap(records, ring_records * sizeof(Record)); }
@@ -46,20 +47,20 @@ struct Ring {
     const uint32_t number;
     const pid_t thread = pid_t(syscall(SYS_gettid));
     alignas(128) std::atomic<uint64_t> head{0};
-    uint64_t seen_tail = 0;  // of the writing thread
+    uint64_t seen_tail = 0;  // the writing thread's copy
     std::atomic<uint64_t> dropped{0};
     alignas(128) std::atomic<uint64_t> tail{0};
     std::atomic<bool> thread_ended{false};
 };
 
 struct State {
-    std::mutex mutex;  // of all that follows but `wake`
+    std::mutex mutex;  // guards all following members but `wake`
     std::vector<std::shared_ptr<Ring>> rings;
     std::map<std::string, uint32_t> names;
-    std::string definitions;  // blocks that are not written yet
+    std::string definitions;  // unwritten blocks
     uint32_t next_name = first_custom_name, next_group = 0, next_thread = 0;
-    uint64_t dropped = 0;     // of rings that are gone
-    std::atomic<uint64_t> generation{0};  // counts starts: rings of an earlier one are not used
+    uint64_t dropped = 0;  // by rings of threads that ended
+    std::atomic<uint64_t> generation{0};  // counts recordings: rings of earlier ones are not used
 
     std::mutex clock_mutex;
     std::function<void()> clock_action;
@@ -77,7 +78,7 @@ struct State {
 };
 
 State& state() {
-    static State* instance = new State;  // outlives threads that still record
+    static State* instance = new State;  // never destroyed: outlives threads that still record
     return *instance;
 }
 
@@ -112,7 +113,7 @@ int write_all(int file, const char* data, size_t size) {
     return 0;
 }
 
-// Readers take the complete records of a block that was written in part. Nothing follows it.
+// Readers accept the complete records of a partly written block. Nothing follows it.
 bool append(State& s, const std::string& data) {
     if (data.empty()) return true;
     if (s.error.load()) return false;
@@ -127,21 +128,22 @@ bool append(State& s, const std::string& data) {
 
 void drain(State& s, Ring& ring) {
     for (;;) {
-        const uint64_t head = ring.head.load(std::memory_order_acquire), tail = ring.tail.load(std::memory_order_relaxed);
+        const uint64_t head = ring.head.load(std::memory_order_acquire),
+                       tail = ring.tail.load(std::memory_order_relaxed);
         if (head == tail) return;
         const uint64_t at = tail % ring_records, count = std::min(head - tail, ring_records - at);
         const uint64_t remaining = s.limit - std::min(s.limit, s.size + sizeof(BlockHead));
         uint64_t fit = s.full.load() ? 0 : std::min(count, remaining / sizeof(Record));
         if (fit < count) s.full.store(true);
-        if (fit && !append(s, block(events_block, ring.number, ring.records + at, fit * sizeof(Record)))) fit = 0;
+        if (fit && !append(s, block(events_block, ring.number, ring.records + at, fit * sizeof(Record))))
+            fit = 0;
         ring.dropped.fetch_add(count - fit);
         s.written.fetch_add(fit);
         ring.tail.store(tail + count, std::memory_order_release);
     }
 }
 
-// With `s.mutex` held. What refers to definitions may come to the file before them, but what fits is better the other
-// way round.
+// Call it with `s.mutex` held. Records may precede the definitions that they refer to.
 void append_definitions(State& s) {
     std::string definitions;
     definitions.swap(s.definitions);
@@ -192,13 +194,14 @@ Ring* own_ring() {
     local.ring = std::make_shared<Ring>(s.next_thread++);
     if (!local.ring->records) return nullptr;
     s.rings.push_back(local.ring);
-    if (getpid() == local.ring->thread) s.definitions += block(thread_block, local.ring->number, std::string("main thread"));
+    if (getpid() == local.ring->thread)
+        s.definitions += block(thread_block, local.ring->number, std::string("main thread"));
     return local.ring.get();
 }
 
 std::atomic<bool> forked{false};
 
-// A process that was forked off has no background thread; its memory is a copy.
+// A forked child has no background thread; its memory is a copy.
 void forget_in_child() {
     recording.store(false);
     forked.store(true);
@@ -243,7 +246,7 @@ int start(const std::string& path, const std::string& description, uint64_t limi
     return 0;
 }
 
-Result so_far() {
+Result progress() {
     State& s = state();
     std::lock_guard lock(s.mutex);
     uint64_t dropped = s.dropped;
@@ -261,7 +264,7 @@ Result stop() {
     s.wake.notify_all();
     s.writer.join();
     drain_all(s);
-    Result result = so_far();
+    Result result = progress();
     const uint64_t counts[] = {result.written, result.dropped};
     append(s, block(end_block, 0, counts, sizeof counts));
     if (::close(s.file) != 0 && !s.error.load()) s.error.store(errno);
@@ -270,7 +273,7 @@ Result stop() {
     return result;
 }
 
-// In a process that was forked off, a thread that is not there may hold the locks: nothing below takes them then.
+// In a forked child, threads that no longer exist may hold the locks: nothing below takes them.
 
 uint32_t name(const std::string& text) {
     if (!on()) return 0;
@@ -323,7 +326,7 @@ void every_second(std::function<void()> action) {
 }
 
 void add(const Record& record) {
-    if (!on()) return;  // a span that has begun before the end, or before a fork
+    if (!on()) return;  // a span that began before the stop or before a fork
     State& s = state();
     Ring* ring = local.ring.get();
     if (!ring || local.generation != s.generation) {

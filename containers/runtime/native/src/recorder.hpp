@@ -1,8 +1,8 @@
-// What a rank does, and when: events of all its threads, for traces and profiles.
+// Records events of all threads of a rank, for traces and profiles.
 //
-// A thread writes into a ring of its own, which takes no lock; a thread in the background moves what is in the rings to
-// a file. What does not fit, into a ring or below the limit of the file, is dropped and counted. Python reads the file
-// (carme_runtime/traces/files.py), which consists of blocks.
+// Each thread writes to its own lock-free ring buffer. A background thread moves the records to a file.
+// Records that do not fit into a ring or under the file's size limit are dropped and counted. Python
+// (carme_runtime/traces/files.py) reads the file, which consists of blocks.
 #pragma once
 
 #include <atomic>
@@ -23,52 +23,55 @@ enum class Kind : uint16_t {
     put = 32, get, atomic, notify, notified, flush,
 };
 
-// Times are of now_ns(). What else there is depends on the kind:
+// Times are from now_ns(). The other fields depend on the kind:
 struct Record {
     int64_t begin = 0, end = 0;
-    uint64_t size = 0;    // bytes; of a collective: that this rank sends
-    uint64_t extra = 0;   // bytes that it receives; tag << 32 | number of a message; micro-batch; id of a notification
-    uint32_t name = 0;    // of `name()`
+    uint64_t size = 0;  // bytes; for a collective: bytes that this rank sends
+    // Bytes that it receives; tag << 32 | number of a message; micro-batch; id of a notification.
+    uint64_t extra = 0;
+    uint32_t name = 0;  // from `name()`
     uint32_t object = 0;  // a group, a segment, a stage
-    int32_t peer = -1;    // member of the group, or rank; of a collective: its root
+    int32_t peer = -1;  // member of the group, or rank; for a collective: its root
     Kind kind{};
-    uint16_t detail = 0;  // which collective; of one-sided operations: the queue, `at_once` where it was over at once
+    // Kind of the collective; for one-sided operations: the queue, or `at_once` if it completed immediately.
+    uint16_t detail = 0;
 };
 static_assert(sizeof(Record) == 48);
 constexpr uint16_t at_once = 0xFFFF;
 
-// Names that the core uses, in this order.
+// Names of the core, in this order.
 enum Name : uint32_t {
     barrier = 1, allreduce, broadcast, reduce_scatter, allgather, alltoall,  // as `Kind` of collectives
     send_name, receive_name, put_name, get_name, atomic_name, notify_name, notified_name, flush_name,
     first_custom_name
 };
 
-constexpr uint64_t ring_records = 1 << 16;  // of each thread
+constexpr uint64_t ring_records = 1 << 16;  // per thread
 
 inline std::atomic<bool> recording{false};
 
-// Begins a file; `description` is what it says of this process. Returns an errno, 0: done. Once for a process at a time.
+// Starts a file; `description` describes this process. Returns 0 or an errno. One recording per process at a
+// time.
 int start(const std::string& path, const std::string& description, uint64_t limit);
 struct Result { uint64_t written, dropped; int error; };
-// Writes all that is left. What other threads record meanwhile may be lost.
+// Writes all remaining records. Records that other threads add meanwhile may be lost.
 Result stop();
-Result so_far();
+Result progress();
 
 uint32_t name(const std::string& text);
 uint32_t group(uint64_t key, const std::vector<int>& ranks);
-void name_thread(const std::string& text);  // this one
-void name_thread(pid_t thread, const std::string& text);  // one that has recorded
-// `corrected = local + offset` is the time of the first rank. `round_trip`: how long it took to learn that.
+void name_thread(const std::string& text);  // the calling thread
+void name_thread(pid_t thread, const std::string& text);  // a thread that has recorded
+// `corrected = local + offset` is the first rank's time. `round_trip`: duration of the measurement.
 void clock(int64_t local, int64_t offset, int64_t round_trip);
-// Called about once a second by the background thread, nullptr: nothing. Returns after a call that runs.
+// The background thread calls `action` about once a second; nullptr: none. Returns after a running call.
 void every_second(std::function<void()> action);
 
-void add(const Record& record);  // nothing where it is not on
+void add(const Record& record);  // does nothing while the recorder is off
 
 inline bool on() { return recording.load(std::memory_order_relaxed); }
 
-// Records a span from its making to its end; not what throws.
+// Records a span from its construction to `end()`. A span that ends by an exception is not recorded.
 class Span {
 public:
     explicit Span(Kind kind, uint32_t name) : on_(on()) {

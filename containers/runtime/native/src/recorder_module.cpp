@@ -1,4 +1,5 @@
-// What Python sees of the recorder, and of the writer of traces. Use carme_runtime.profile and carme_runtime.traces.
+// The Python bindings of the recorder and of the OTF2 writer. Use carme_runtime.profile and
+// carme_runtime.traces.
 #include <cstring>
 #include <stdexcept>
 
@@ -20,16 +21,20 @@ namespace {
 
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
-std::tuple<uint64_t, uint64_t, int> tuple_of(const recorder::Result& r) { return {r.written, r.dropped, r.error}; }
+std::tuple<uint64_t, uint64_t, int> tuple_of(const recorder::Result& r) {
+    return {r.written, r.dropped, r.error};
+}
 
 otf2::Numbers numbers_of(std::map<std::pair<uint32_t, uint32_t>, uint32_t> regions,
                          std::map<uint32_t, uint32_t> communicators, std::map<uint32_t, uint32_t> windows,
-                         std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t> attributes, uint32_t metrics) {
+                         std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t> attributes,
+                         uint32_t metrics) {
     otf2::Numbers numbers;
     for (auto& [key, region] : regions) numbers.regions[uint64_t(key.first) << 32 | key.second] = region;
     numbers.communicators = std::move(communicators);
     numbers.windows = std::move(windows);
-    std::tie(numbers.stage, numbers.micro_batch, numbers.message, numbers.notification, numbers.bytes) = attributes;
+    std::tie(numbers.stage, numbers.micro_batch, numbers.message, numbers.notification, numbers.bytes) =
+        attributes;
     numbers.metrics = metrics;
     return numbers;
 }
@@ -39,11 +44,12 @@ otf2::Numbers numbers_of(std::map<std::pair<uint32_t, uint32_t>, uint32_t> regio
 void bind_recorder(nb::module_& m) {
     m.def("recorder_start", &recorder::start, "path"_a, "about"_a, "limit"_a);
     m.def("recorder_stop", [] { return tuple_of(recorder::stop()); }, Released());
-    m.def("recorder_so_far", [] { return tuple_of(recorder::so_far()); });
+    m.def("recorder_progress", [] { return tuple_of(recorder::progress()); });
     m.def("recorder_name", &recorder::name);
-    m.def("recorder_name_thread", [](int thread, const std::string& text) { recorder::name_thread(thread, text); });
-    m.def("recorder_add", [](uint16_t kind, uint32_t name, int64_t begin, int64_t end, uint64_t size, uint64_t extra,
-                             uint32_t object) {
+    m.def("recorder_name_thread",
+          [](int thread, const std::string& text) { recorder::name_thread(thread, text); });
+    m.def("recorder_add", [](uint16_t kind, uint32_t name, int64_t begin, int64_t end, uint64_t size,
+                             uint64_t extra, uint32_t object) {
         if (!recorder::on()) return;
         recorder::Record record;
         record.kind = recorder::Kind(kind);
@@ -57,12 +63,13 @@ void bind_recorder(nb::module_& m) {
     });
 
     nb::class_<otf2::Numbers>(m, "Otf2Numbers")
-        .def("__init__", [](otf2::Numbers* self, std::map<std::pair<uint32_t, uint32_t>, uint32_t> regions,
-                            std::map<uint32_t, uint32_t> communicators, std::map<uint32_t, uint32_t> windows,
-                            std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t> attributes, uint32_t metrics) {
-            new (self) otf2::Numbers(numbers_of(std::move(regions), std::move(communicators), std::move(windows),
-                                                attributes, metrics));
-        });
+        .def("__init__",
+             [](otf2::Numbers* self, std::map<std::pair<uint32_t, uint32_t>, uint32_t> regions,
+                std::map<uint32_t, uint32_t> communicators, std::map<uint32_t, uint32_t> windows,
+                std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t> attributes, uint32_t metrics) {
+                 new (self) otf2::Numbers(numbers_of(std::move(regions), std::move(communicators),
+                                                     std::move(windows), attributes, metrics));
+             });
     nb::class_<otf2::Thread>(m, "Otf2Thread")
         .def("__init__",
              [](otf2::Thread* self, const std::vector<nb::bytes>& blocks) {
@@ -71,7 +78,8 @@ void bind_recorder(nb::module_& m) {
                  std::vector<recorder::Record> records(bytes / sizeof(recorder::Record));
                  char* at = reinterpret_cast<char*>(records.data());
                  for (auto& block : blocks) {
-                     const size_t complete_size = block.size() / sizeof(recorder::Record) * sizeof(recorder::Record);
+                     const size_t complete_size =
+                         block.size() / sizeof(recorder::Record) * sizeof(recorder::Record);
                      std::memcpy(at, block.c_str(), complete_size);
                      at += complete_size;
                  }

@@ -1,4 +1,4 @@
-// Segments: this rank's own, and those of others as far as this rank knows them.
+// Segments: this rank's own, and those of peers as far as this rank knows them.
 #include "context.hpp"
 
 #include <poll.h>
@@ -18,13 +18,14 @@ void Context::segment_alloc(int id, uint64_t size) {
     if (size == 0) throw invalid("A segment of no bytes was requested.", "Give a size of at least one byte.");
     std::lock_guard lock(segments_mutex_);
     if (segments_[size_t(id)].mapping)
-        throw invalid("Segment " + std::to_string(id) + " exists already.", "Delete it first, or use another number.");
+        throw invalid("Segment " + std::to_string(id) + " exists already.",
+                      "Delete it first, or use another number.");
     auto mapping = Mapping::create("carme-segment", segment_data + page_up(size));
     madvise(mapping->data() + segment_data, page_up(size), MADV_HUGEPAGE);
     auto& entry = control(rank_).segments[size_t(id)];
     entry.size.store(size);
     entry.fd.store(mapping->fd());
-    entry.stamp.store(next_stamp_++, std::memory_order_release);
+    entry.version.store(next_version_++, std::memory_order_release);
     segments_[size_t(id)] = {std::move(mapping), size};
 }
 
@@ -32,19 +33,21 @@ void Context::segment_register(int id, int rank, Deadline deadline) {
     check_rank(rank);
     uint64_t size;
     segment_pointer(id, &size);
-    if (is_local(rank)) return;  // the entry in the control file is enough
+    if (is_local(rank)) return;  // the entry in the control file suffices
     Frame frame;
     frame.type = FrameType::register_segment;
     frame.segment = uint16_t(id);
     frame.operand = size;
     Request request;
     links_->send_request(rank, frame, &request);
-    bool completed = links_->drive(crowded_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
+    bool completed = links_->drive(
+        oversubscribed_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
     if (!completed) {
         links_->cancel(&request, 1);
-        throw Failure(Trouble::timeout,
-                      "Rank " + std::to_string(rank) + " did not take segment " + std::to_string(id) + " in time.",
-                      "See whether it still runs, or allow more time.");
+        throw Failure(
+            FailureKind::timeout,
+            "Rank " + std::to_string(rank) + " did not take segment " + std::to_string(id) + " in time.",
+            "See whether it still runs, or allow more time.");
     }
     if (request.state.load() != State::done) throw_if_lost(rank, "registering a segment");
 }
@@ -52,7 +55,7 @@ void Context::segment_register(int id, int rank, Deadline deadline) {
 void Context::segment_delete(int id) {
     segment_pointer(id);
     std::lock_guard lock(segments_mutex_);
-    control(rank_).segments[size_t(id)].stamp.store(0, std::memory_order_release);
+    control(rank_).segments[size_t(id)].version.store(0, std::memory_order_release);
     segments_[size_t(id)] = {};
 }
 
@@ -74,8 +77,9 @@ char* Context::local_pointer(int id, uint64_t offset, uint64_t size) {
     uint64_t limit;
     char* data = segment_pointer(id, &limit);
     if (offset > limit || size > limit - offset)
-        throw invalid("Bytes " + std::to_string(offset) + " to " + std::to_string(offset + size) + " lie outside segment " +
-                          std::to_string(id) + ", which has " + std::to_string(limit) + ".",
+        throw invalid("Bytes " + std::to_string(offset) + " to " + std::to_string(offset + size) +
+                          " lie outside segment " + std::to_string(id) + ", which has " +
+                          std::to_string(limit) + ".",
                       "Keep within the segment, or make it larger.");
     return data + offset;
 }
@@ -84,7 +88,7 @@ std::shared_ptr<Mapping> Context::open_peer(int rank, int fd, uint64_t offset, u
     try {
         return Mapping::open(pids_[size_t(rank)], fd, offset, size);
     } catch (const Failure&) {
-        // A process that ends has no open files some moments before it is seen to have ended.
+        // An ending process closes its files some moments before its end is visible.
         pollfd process{pidfds_[size_t(rank)], POLLIN, 0};
         if (process.fd >= 0) poll(&process, 1, longest_end_ms);
         detect_failures();
@@ -102,14 +106,14 @@ std::shared_ptr<Mapping> Context::peer_mapping(int rank, int id, uint64_t* size)
     }
     auto& entry = control(rank).segments[size_t(id)];
     auto& cached = peer_segments_[size_t(rank)][size_t(id)];
-    uint64_t stamp = entry.stamp.load(std::memory_order_acquire);
-    if (stamp != cached.stamp) {
+    uint64_t version = entry.version.load(std::memory_order_acquire);
+    if (version != cached.version) {
         cached = {};
-        if (stamp) {
+        if (version) {
             uint64_t length = entry.size.load();
             cached.mapping = open_peer(rank, entry.fd.load(), 0, segment_data + page_up(length));
             cached.size = length;
-            cached.stamp = stamp;
+            cached.version = version;
         }
     }
     *size = cached.size;

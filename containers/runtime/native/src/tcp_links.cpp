@@ -1,4 +1,4 @@
-// Links over TCP: their sockets, who polls these and when, and what a caller may query about messages.
+// Links over TCP: sockets, polling, and queries about messages.
 #include "tcp_links.hpp"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-// Of Linux 6.15; headers may be older than the kernel that runs.
+// Since Linux 6.15; headers may be older than the kernel.
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
 #endif
@@ -20,7 +20,7 @@
 namespace carme {
 namespace {
 
-// At most so long apart, where the kernel lets this be set.
+// Limits the time between two probes, if the kernel supports it.
 void set_rto_max(int fd, int ms) { setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &ms, sizeof ms); }
 
 }  // namespace
@@ -28,11 +28,12 @@ void set_rto_max(int fd, int ms) { setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &
 TcpLinks::TcpLinks(Host& host, int size, bool one_node)
     : host_(host), one_node_(one_node), peers_(size_t(size)), ledger_(host, size) {
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
-    kick_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    wakeup_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     epoll_event event{};
-    event.events = EPOLLIN | EPOLLET;  // every write to it wakes a sleeper, and no thread needs to read it
+    // Edge-triggered: every write wakes a sleeper, and no thread needs to read it.
+    event.events = EPOLLIN | EPOLLET;
     event.data.ptr = nullptr;
-    epoll_ctl(epoll_, EPOLL_CTL_ADD, kick_, &event);
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, wakeup_fd_, &event);
 }
 
 TcpLinks::~TcpLinks() {
@@ -40,7 +41,7 @@ TcpLinks::~TcpLinks() {
     for (auto& link : links_)
         if (link->fd >= 0) close(link->fd);
     close(epoll_);
-    close(kick_);
+    close(wakeup_fd_);
 }
 
 void TcpLinks::add_peer(int peer, const std::vector<int>& sockets) {
@@ -50,16 +51,16 @@ void TcpLinks::add_peer(int peer, const std::vector<int>& sockets) {
         link->peer = peer;
         link->buffer = std::make_unique<char[]>(buffer_size);
         fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-        // A node that vanished is noticed by `detect_silent_peers`. TCP_USER_TIMEOUT would not do: it ends a connection,
-        // too, whose other end has no room for a while, as a process has that is starved of its processor, and whose kernel
-        // answers all the same. Nor would SO_KEEPALIVE: its questions come a second apart at best, and are not repeated when
-        // they get lost.
+        // `detect_silent_peers` detects a node that is gone. TCP_USER_TIMEOUT does not fit: it also ends
+        // connections to a process that is starved of CPU time, reads nothing for a while, but whose kernel
+        // still answers. Nor does SO_KEEPALIVE: its probes are at least a second apart and are not repeated
+        // when they get lost.
         int on = 1;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        // Older kernels probe an end without a receive window less and less often: there one that then vanishes is
-        // noticed later if stream 0 is the one without a window.
+        // Older kernels back off when they probe a zero window: a peer that is lost then is detected later,
+        // if stream 0 is the one with the zero window.
         set_rto_max(fd, longest_rto_ms);
-        link->uncopied = setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
+        link->zero_copy = setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
         epoll_event event{};
         event.events = EPOLLIN;
         event.data.ptr = link.get();
@@ -77,26 +78,28 @@ void TcpLinks::stop() {
     stopping_ = true;
     if (thread_.joinable()) {
         uint64_t wakeup = 1;
-        (void)!write(kick_, &wakeup, sizeof wakeup);
+        (void)!write(wakeup_fd_, &wakeup, sizeof wakeup);
         thread_.join();
     }
-    // What is still to be delivered when this process has gone: its kernel gives up once it would wait for so long.
+    // The kernel still has to deliver data after this process ends. It gives up once it would wait for so
+    // long.
     std::lock_guard lock(mutex_);
     for (auto& link : links_)
         if (link->fd >= 0) set_rto_max(link->fd, system_rto_max_ms);
 }
 
 void TcpLinks::run() {
-    int64_t nap_ns = shortest_nap_ns;
+    int64_t sleep_ns = shortest_sleep_ns;
     while (!stopping_) {
         if (driven()) {
-            // The longer others wait, the longer they are likely to: each poll takes the core from a rank that computes.
-            timespec nap{0, nap_ns};
-            nanosleep(&nap, nullptr);
-            nap_ns = std::min(2 * nap_ns, longest_nap_ns);
+            // The longer others have driven the links, the longer they are likely to: each poll takes the
+            // core from a computing rank.
+            timespec interval{0, sleep_ns};
+            nanosleep(&interval, nullptr);
+            sleep_ns = std::min(2 * sleep_ns, longest_sleep_ns);
             continue;
         }
-        nap_ns = shortest_nap_ns;
+        sleep_ns = shortest_sleep_ns;
         poll(poll_timeout_ms());
     }
 }
@@ -111,9 +114,9 @@ int TcpLinks::poll_timeout_ms() const {
 
 void TcpLinks::poll(int timeout_ms, int own_foregrounds) {
     if (links_.empty()) return;
-    epoll_event events[most_events];
+    epoll_event events[max_events];
     if (timeout_ms) raise_low_watermarks();
-    int n = epoll_wait(epoll_, events, most_events, timeout_ms);
+    int n = epoll_wait(epoll_, events, max_events, timeout_ms);
     std::lock_guard lock(mutex_);
     ledger_.completed_any = false;
     if (paused_) resume_paused();
@@ -126,20 +129,22 @@ void TcpLinks::poll(int timeout_ms, int own_foregrounds) {
         if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(*link);
     }
     const int64_t now = now_ns();
-    if (ended_ && n < most_events)  // else there may be more to read
+    if (ended_ && n < max_events)  // otherwise there may be more to read
         for (auto& link : links_)
-            if (link->ended_since && now - link->ended_since > longest_farewell_ns && !has_paused_stream(link->peer))
-                lose(link->peer);
+            if (link->ended_since && now - link->ended_since > longest_drain_ns &&
+                !has_paused_stream(link->peer))
+                mark_lost(link->peer);
     if (!one_node_ && now > next_heartbeat_) send_heartbeats();
     if (awaiting_ && now > last_silence_check_ + silence_check_interval_ns) detect_silent_peers();
     wake_waiters(own_foregrounds);
 }
 
-// Each packet would wake a sleeper else, and take the core from a rank that computes.
+// Otherwise each packet would wake a sleeper and take the core from a computing rank.
 void TcpLinks::raise_low_watermarks() {
     std::lock_guard lock(mutex_);
     for (auto& link : links_)
-        if (link->fd >= 0 && link->in_payload && link->head == link->tail && link->remaining >= smallest_low_watermark)
+        if (link->fd >= 0 && link->in_payload && link->head == link->tail &&
+            link->remaining >= smallest_low_watermark)
             set_low_watermark(*link, std::min(link->remaining, largest_low_watermark));
 }
 
@@ -157,16 +162,16 @@ void TcpLinks::poll_for(const Request& request) {
     if (request.stream >= streams.size() || streams[request.stream]->fd < 0) return;
     ledger_.completed_any = false;
     Link& link = *streams[request.stream];
-    if (!link.leaving.empty()) release(link);
+    if (!link.unreleased.empty()) release(link);
     readable(link);
     wake_waiters(1);
 }
 
-// Threads that sleep in `poll` for what is complete now.
+// Wakes threads that sleep in `poll` for requests that are complete now.
 void TcpLinks::wake_waiters(int own_foregrounds) {
     if (ledger_.completed_any && has_other_waiters(own_foregrounds)) {
         uint64_t wakeup = 1;
-        (void)!write(kick_, &wakeup, sizeof wakeup);
+        (void)!write(wakeup_fd_, &wakeup, sizeof wakeup);
     }
 }
 
@@ -177,7 +182,8 @@ size_t TcpLinks::stream_of(int peer, uint32_t tag) const {
 
 void TcpLinks::watch(Link& link) {
     epoll_event event{};
-    event.events = (link.paused_since ? 0u : uint32_t(EPOLLIN)) | (link.wants_write ? uint32_t(EPOLLOUT) : 0u);
+    event.events =
+        (link.paused_since ? 0u : uint32_t(EPOLLIN)) | (link.wants_write ? uint32_t(EPOLLOUT) : 0u);
     event.data.ptr = &link;
     epoll_ctl(epoll_, EPOLL_CTL_MOD, link.fd, &event);
 }
@@ -187,25 +193,25 @@ void TcpLinks::cancel(Request* requests, size_t count) {
     auto is_cancelled = [&](Request* r) { return r && r >= requests && r < requests + count; };
     ledger_.cancel(requests, count);
     for (auto& link : links_) {
-        if (is_cancelled(link->request)) {  // take the rest off the wire, to nowhere
+        if (is_cancelled(link->request)) {  // discard the rest of the payload
             link->request = nullptr;
             link->destination = nullptr;
-            link->into = Into::discarded;
+            link->payload_kind = PayloadKind::discarded;
         }
         for (auto out = link->out.begin(); out != link->out.end();) {
             if (!is_cancelled(out->request)) {
                 ++out;
             } else if (out->sent == 0) {
                 out = link->out.erase(out);
-            } else {  // the frame has begun: its end must follow, from a copy
+            } else {  // the frame has been started: send the rest from a copy
                 if (out->data) out->owned.assign(out->data, out->data + out->size);
                 out->data = nullptr;
                 out->request = nullptr;
                 ++out;
             }
         }
-        // What the kernel still reads of a buffer is of a message that failed: its pages stay, whatever is in them.
-        for (auto& out : link->leaving)
+        // The kernel may still read the buffer of a failed message: its pages stay, whatever they hold.
+        for (auto& out : link->unreleased)
             if (is_cancelled(out.request)) out.request = nullptr;
     }
 }
@@ -225,7 +231,7 @@ bool TcpLinks::probe(int peer, uint64_t key, uint32_t sequence, uint32_t tag) {
     return ledger_.probe(peer, key, sequence, tag);
 }
 
-uint64_t TcpLinks::sent_uncopied() {
+uint64_t TcpLinks::zero_copy_sends() {
     std::lock_guard lock(mutex_);
     uint64_t calls = 0;
     for (auto& link : links_) calls += link->calls;

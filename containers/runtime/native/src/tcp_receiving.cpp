@@ -1,4 +1,4 @@
-// What links over TCP receive: frames, and their payloads straight to where they belong.
+// Receiving over TCP: frames, and payloads directly at their destination.
 #include "tcp_links.hpp"
 
 #include <algorithm>
@@ -17,11 +17,11 @@ constexpr const char* no_memory = "sent a message for which there is no memory";
 
 }  // namespace
 
-void TcpLinks::receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
-                               uint64_t size, Request* request) {
+void TcpLinks::receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check,
+                               void* into, uint64_t size, Request* request) {
     std::lock_guard lock(mutex_);
     request->stream = stream_of(peer, tag);
-    // A payload that is still coming in goes straight to its place only if it was expected.
+    // A payload in transfer is received directly only if its receive was posted before it began.
     if (ledger_.receive(peer, key, sequence, tag, check, into, size, request) && paused_) resume_paused();
 }
 
@@ -38,23 +38,23 @@ void TcpLinks::resume_paused() {
 
 void TcpLinks::readable(Link& link) {
     take(link);
-    // Less than it says may be left to come, and another may sleep already.
+    // Less than the watermark may be left, and another thread may sleep already.
     if (link.fd >= 0 && link.low_watermark > 1 && (!link.in_payload || link.remaining < link.low_watermark))
         set_low_watermark(link, 1);
 }
 
 void TcpLinks::take(Link& link) {
-    uint64_t budget = most_at_once;  // then others have their turn
+    uint64_t budget = max_bytes_per_turn;  // then other streams have their turn
     while (link.fd >= 0 && !link.paused_since && !link.ended_since) {
-        bool straight = link.in_payload && link.head == link.tail && link.destination &&
-                        link.remaining >= smallest_straight;
+        bool receives_directly = link.in_payload && link.head == link.tail && link.destination &&
+                        link.remaining >= smallest_direct;
         if (link.head == link.tail) link.head = link.tail = 0;
         iovec parts[2];
         size_t n = 0, payload = 0, requested = 0;
-        if (straight) {
+        if (receives_directly) {
             payload = size_t(link.capacity);
             parts[n++] = {link.destination, payload};
-            // The header that follows comes with it, but little of the next payload: that shall go straight, too.
+            // Reads the next header too, but little of its payload, which is to be received directly as well.
             if (link.capacity == link.remaining) parts[n++] = {link.buffer.get(), taken_with_payload};
         } else {
             if (link.tail == buffer_size) {
@@ -73,7 +73,7 @@ void TcpLinks::take(Link& link) {
         if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
         if (received == 0 || (received < 0 && errno == ECONNRESET)) return end(link);
         if (received < 0) return drop(link, errno);
-        note_activity(peers_[size_t(link.peer)]);
+        record_activity(peers_[size_t(link.peer)]);
         const size_t direct = std::min(size_t(received), payload);
         if (direct) advance(link, direct);
         link.tail += size_t(received) - direct;
@@ -83,13 +83,14 @@ void TcpLinks::take(Link& link) {
     }
 }
 
-// Consumes what lies in the buffer. False: the link is paused or gone.
+// Consumes the buffer. Returns false if the link is paused or gone.
 bool TcpLinks::parse(Link& link) {
     while (link.fd >= 0) {
         size_t available = link.tail - link.head;
         if (link.in_payload) {
             if (!available && link.remaining) return true;
-            auto step = size_t(std::min<uint64_t>(available, link.destination ? link.capacity : link.remaining));
+            auto step =
+                size_t(std::min<uint64_t>(available, link.destination ? link.capacity : link.remaining));
             if (link.destination && step) std::memcpy(link.destination, link.buffer.get() + link.head, step);
             link.head += step;
             advance(link, step);
@@ -116,7 +117,7 @@ void TcpLinks::advance(Link& link, uint64_t count) {
     link.destination += count;
     link.capacity -= count;
     if (link.capacity) return;
-    // What a peer says that it will send is not believed: memory grows with what has come.
+    // The announced size is not trusted: memory grows with the received data.
     const size_t available = link.owned.size();
     try {
         link.owned.resize(size_t(std::min<uint64_t>(link.frame.size, 2 * available)));
@@ -127,12 +128,12 @@ void TcpLinks::advance(Link& link, uint64_t count) {
     link.capacity = link.owned.size() - available;
 }
 
-bool TcpLinks::expect(Link& link, Into into, char* destination, uint64_t size) {
+bool TcpLinks::expect(Link& link, PayloadKind payload_kind, char* destination, uint64_t size) {
     link.in_payload = true;
-    link.into = into;
+    link.payload_kind = payload_kind;
     link.destination = destination;
     link.remaining = size;
-    link.capacity = into == Into::unexpected ? link.owned.size() : size;
+    link.capacity = payload_kind == PayloadKind::unexpected ? link.owned.size() : size;
     if (!size) finish(link);
     return true;
 }
@@ -142,23 +143,24 @@ bool TcpLinks::begin_message(Link& link) {
     if (const auto posted = ledger_.take(link.peer, frame)) {
         link.wait_expired = false;
         link.request = *posted;
-        return *posted ? expect(link, Into::posted, (*posted)->into, frame.size)
-                       : expect(link, Into::discarded, nullptr, frame.size);
+        return *posted ? expect(link, PayloadKind::posted, (*posted)->into, frame.size)
+                       : expect(link, PayloadKind::discarded, nullptr, frame.size);
     }
-    // It waits on the wire for its receiver if it is large or its turn will come soon, but not so long that others
-    // starve behind it.
+    // A message waits on the wire for its receive if it is large or will soon be expected, but not so long
+    // that messages behind it starve.
     const bool soon = frame.size > buffered && !link.wait_expired && busy_with(link.peer, frame);
-    if ((frame.size > small || soon) && (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
+    if ((frame.size > small || soon) &&
+        (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
         return false;
     if (link.paused_since) link.wait_expired = true;
     link.owned.resize(size_t(std::min(frame.size, first_piece)));
-    return expect(link, Into::unexpected, link.owned.data(), frame.size);
+    return expect(link, PayloadKind::unexpected, link.owned.data(), frame.size);
 }
 
 bool TcpLinks::answer(Link& link) {
     auto answer = ledger_.answer(link.peer, link.frame);
     if (!answer) return false;
-    Out out;
+    OutgoingFrame out;
     out.frame = answer->frame;
     out.data = answer->data;
     out.size = answer->frame.size;
@@ -178,7 +180,7 @@ bool TcpLinks::begin(Link& link) try {
         case FrameType::write: {
             char* at = host_.locate(frame.segment, frame.offset, frame.size, link.keep_alive);
             if (!at) break;
-            return expect(link, Into::segment, at, frame.size);
+            return expect(link, PayloadKind::segment, at, frame.size);
         }
         case FrameType::message:
             if (frame.size > largest_message) break;
@@ -186,11 +188,12 @@ bool TcpLinks::begin(Link& link) try {
         case FrameType::passive:
             if (frame.size > largest_passive) break;
             link.owned.resize(frame.size);
-            return expect(link, Into::passive, link.owned.data(), frame.size);
+            return expect(link, PayloadKind::passive, link.owned.data(), frame.size);
         case FrameType::read_reply:
             link.request = ledger_.take_reply(link.peer, frame);
-            if (!link.request) return expect(link, Into::discarded, nullptr, std::min(frame.size, largest_message));
-            return expect(link, Into::posted, link.request->into, frame.size);
+            if (!link.request)
+                return expect(link, PayloadKind::discarded, nullptr, std::min(frame.size, largest_message));
+            return expect(link, PayloadKind::posted, link.request->into, frame.size);
         case FrameType::atomic_reply: case FrameType::register_reply:
             ledger_.replied(link.peer, frame);
             return true;
@@ -201,7 +204,7 @@ bool TcpLinks::begin(Link& link) try {
         case FrameType::abort_group:
             if (frame.value >= peers_.size() || frame.size > largest_reason) break;
             link.owned.resize(frame.size);
-            return expect(link, Into::reason, link.owned.data(), frame.size);
+            return expect(link, PayloadKind::reason, link.owned.data(), frame.size);
         case FrameType::heartbeat: return true;
         case FrameType::kill:
             host_.end_requested(link.peer);
@@ -214,10 +217,10 @@ bool TcpLinks::begin(Link& link) try {
     return false;
 }
 
-// Whether the message's group has something under way with that peer: then it will soon be expected. Letters between two
-// members come in any order.
+// Whether the message's group has operations in flight with that peer, so that it will soon be expected.
+// Point-to-point messages come in any order.
 bool TcpLinks::busy_with(int peer, const Frame& message) const {
-    if (!message.check || message.check & of_letters) return false;
+    if (!message.check || message.check & point_to_point_flag) return false;
     if (ledger_.awaits(peer, message)) return true;
     const auto& streams = peers_[size_t(peer)].streams;
     return std::any_of(streams.begin(), streams.end(), [&](const Link* link) {
@@ -228,8 +231,8 @@ bool TcpLinks::busy_with(int peer, const Frame& message) const {
 void TcpLinks::finish(Link& link) {
     link.in_payload = false;
     const Frame& frame = link.frame;
-    switch (link.into) {
-        case Into::segment:
+    switch (link.payload_kind) {
+        case PayloadKind::segment:
             link.keep_alive.reset();
             if (frame.value) {
                 if (!host_.notify(frame.segment, frame.check, frame.value))
@@ -237,25 +240,26 @@ void TcpLinks::finish(Link& link) {
                 ledger_.completed_any = true;
             }
             break;
-        case Into::posted:
+        case PayloadKind::posted:
             ledger_.complete(link.request, State::done);
             link.request = nullptr;
             break;
-        case Into::unexpected:
-            ledger_.arrived(link.peer, frame, std::move(link.owned));  // it may have been posted meanwhile
+        case PayloadKind::unexpected:
+            // Its receive may have been posted meanwhile.
+            ledger_.arrived(link.peer, frame, std::move(link.owned));
             link.owned = {};
             break;
-        case Into::passive:
+        case PayloadKind::passive:
             if (!host_.passive_arrived(link.peer, std::move(link.owned)))
                 return drop(link, "sent more passive messages than are taken");
             link.owned = {};
             break;
-        case Into::reason:
+        case PayloadKind::reason:
             host_.group_aborted(frame.key, int(frame.value), {link.owned.begin(), link.owned.end()});
             ledger_.abort(frame.key);
             link.owned = {};
             break;
-        case Into::discarded: break;
+        case PayloadKind::discarded: break;
     }
 }
 

@@ -1,4 +1,4 @@
-// Flags in shared memory, and how to wait for them: spin shortly, then sleep in the kernel.
+// Flags in shared memory, and waiting for them: spin briefly, then sleep in the kernel.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ inline int64_t now_ns() {
     return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
-// When a call must give up. Negative milliseconds: never. Zero: test once.
+// When a call times out. Negative milliseconds: never. Zero: test once.
 struct Deadline {
     int64_t at = std::numeric_limits<int64_t>::max();
 
@@ -48,12 +48,13 @@ inline void futex_wake(std::atomic<uint32_t>& word) {
     syscall(SYS_futex, &word, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
 }
 
-// A counter that one side raises and others wait for. Two cache lines, because processors fetch pairs.
+// A counter that one side raises and others wait for. It takes two cache lines because processors prefetch
+// pairs.
 struct alignas(128) Flag {
     std::atomic<uint32_t> value{0};
     std::atomic<uint32_t> sleepers{0};
 
-    // Sequentially consistent, so that either the sleeper sees the new value or this thread sees the sleeper.
+    // Sequentially consistent: either the sleeper sees the new value, or this thread sees the sleeper.
     void post(uint32_t v) {
         value.store(v, std::memory_order_seq_cst);
         if (sleepers.load(std::memory_order_seq_cst)) futex_wake(value);
@@ -62,26 +63,27 @@ struct alignas(128) Flag {
         value.fetch_add(1, std::memory_order_seq_cst);
         if (sleepers.load(std::memory_order_seq_cst)) futex_wake(value);
     }
-    // Counters wrap around: compare by distance.
+    // Counters wrap around, so compare their difference.
     bool reached(uint32_t target) const {
         return int32_t(value.load(std::memory_order_acquire) - target) >= 0;
     }
 };
 
-// Longer than it takes to wake a sleeper: else two ranks that once slept would wake each other for ever.
+// Longer than a wake-up takes. Otherwise two ranks that slept once would wake each other forever.
 constexpr int64_t longest_spin_ns = 300'000;
-// A core that sleeps is woken late, by a hypervisor above all. A piece of a large buffer takes 2 ms on a link of 1
-// Gbit/s, and may come behind others.
-constexpr int64_t longest_patience_ns = 10'000'000;
-constexpr int64_t sleep_slice_ns = 20'000'000;  // between two checks that peers still live
+// An idle core wakes up late, above all under a hypervisor. A piece of a large buffer takes 2 ms over a link
+// of 1 Gbit/s, and may queue behind others.
+constexpr int64_t longest_busy_poll_ns = 10'000'000;
+constexpr int64_t sleep_slice_ns = 20'000'000;  // between two checks for lost peers
 
-// Waits until `ready()`; sleeps on `flag`, whose value changes whenever `ready` may have become true.
-// `spin_turn()` is called while spinning, `check()` between sleeps: it throws to end the wait.
-// Returns false when the deadline passed first.
-template <class Ready, class Turn, class Check>
-bool wait_on(Flag& flag, bool crowded, Deadline deadline, Ready&& ready, Turn&& spin_turn, Check&& check) {
+// Waits until `ready()`. Sleeps on `flag`, whose value changes whenever `ready` may have become true. Calls
+// `spin_turn()` while spinning and `check()` between sleeps; `check` throws to end the wait. Returns false at
+// the deadline.
+template <class Ready, class Turn, class Check> bool wait_on(Flag& flag, bool oversubscribed,
+                                                             Deadline deadline, Ready&& ready,
+                                                             Turn&& spin_turn, Check&& check) {
     if (ready()) return true;
-    if (crowded) {  // ranks share cores: give the core away at once
+    if (oversubscribed) {  // ranks share cores: yield at once
         for (int i = 0; i < 40; ++i) {
             sched_yield();
             spin_turn();
@@ -104,7 +106,7 @@ bool wait_on(Flag& flag, bool crowded, Deadline deadline, Ready&& ready, Turn&& 
         }
         flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
         uint32_t seen = flag.value.load(std::memory_order_seq_cst);
-        const bool is_ready = ready();  // which may take something: once it is true it is not called again
+        const bool is_ready = ready();  // may have side effects: not called again once it is true
         if (!is_ready) futex_wait(flag.value, seen, slice);
         flag.sleepers.fetch_sub(1, std::memory_order_seq_cst);
         if (is_ready || ready()) return true;

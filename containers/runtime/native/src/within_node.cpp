@@ -1,4 +1,4 @@
-// Reductions and copies within a node, through the memory that its ranks share.
+// Reductions and copies within a node, through shared memory.
 #include "group.hpp"
 
 #include <algorithm>
@@ -46,14 +46,15 @@ bool Group::peers_in_segments(uint64_t bytes, std::vector<char*>& buffers) {
         if (area(l).descriptors[sequence_ & 1].segment < 0) return false;
     for (int l = 0; l < local_size(); ++l) {
         const Descriptor& d = area(l).descriptors[sequence_ & 1];
-        char* at = context_->peer_segment(ranks_[size_t(local_members_[size_t(l)])], d.segment, d.offset, bytes);
+        char* at =
+            context_->peer_segment(ranks_[size_t(local_members_[size_t(l)])], d.segment, d.offset, bytes);
         if (!at) fail_lost(ranks_[size_t(local_members_[size_t(l)])]);
         buffers.push_back(at);
     }
     return true;
 }
 
-// Every member reduces its slice of all buffers, and writes the result into all of them.
+// Each member reduces its slice of all buffers and writes the result to all of them.
 void Group::allreduce_in_segments(const Call& call, const std::vector<char*>& buffers, double scale) {
     const uint64_t element = size_of(call.type);
     Range slice = even_slices(call.count, element)[size_t(local_rank_)];
@@ -69,20 +70,20 @@ void Group::allreduce_in_segments(const Call& call, const std::vector<char*>& bu
     await(&Area::finished, finished_);
 }
 
-// Chunks of private buffers pass through shared memory: only what another member needs is copied. Three chunks
-// are on their way, so a slot is reused only after all have posted a step that follows its last use.
+// Chunks of private buffers pass through shared memory. Only the parts for other members are copied. Three
+// chunks are in flight: a slot is reused after all members have posted a step that follows its last use.
 void Group::allreduce_staged(const Call& call, double scale) {
     const uint64_t element = size_of(call.type);
     const auto n = uint64_t(local_size());
     char* data = static_cast<char*>(call.buffer);
-    // Fewer, larger chunks where every wait is a change of process.
-    const uint64_t chunk_bytes = context_->crowded() ? chunk_size : chunk_size / 2;
-    const uint64_t piece = chunk_bytes / n / 128 * 128;  // bytes of each member's slice in one chunk
+    // Fewer, larger chunks if each wait is a context switch.
+    const uint64_t chunk_bytes = context_->oversubscribed() ? chunk_size : chunk_size / 2;
+    const uint64_t piece = chunk_bytes / n / 128 * 128;  // bytes of each member's slice in a chunk
     const uint64_t bytes = call.count * element, stride = piece * n;
     const uint64_t chunks = (bytes + stride - 1) / stride;
     const uint32_t staged = staged_, finished = finished_;
     auto at = [&](uint64_t chunk, uint64_t member) {
-        // The last chunk is divided anew, so that all have a part of it.
+        // The last chunk is divided again, so that each member has a part of it.
         uint64_t begin = chunk * stride, length = std::min(stride, bytes - begin);
         uint64_t each = align_up((length + n - 1) / n, 128);
         uint64_t from = std::min(member * each, length), to = std::min(from + each, length);
@@ -108,7 +109,8 @@ void Group::allreduce_staged(const Call& call, double scale) {
                 sources[m] = m == self ? data + part.offset
                                        : area(int(m)).staging[(staged + chunk) % depth] + self * piece;
             void* destinations[2] = {data + part.offset, own_area.results[(finished + chunk) % depth]};
-            reduce(call.type, call.reduction, sources.data(), int(n), destinations, 2, part.size / element, scale);
+            reduce(call.type, call.reduction, sources.data(), int(n), destinations, 2, part.size / element,
+                   scale);
             own_area.finished.post(finished + uint32_t(chunk) + 1);
         }
         if (step >= 2) {
@@ -117,7 +119,8 @@ void Group::allreduce_staged(const Call& call, double scale) {
             for (uint64_t m = 0; m < n; ++m) {
                 Range part = at(chunk, m);
                 if (m != self)
-                    std::memcpy(data + part.offset, area(int(m)).results[(finished + chunk) % depth], part.size);
+                    std::memcpy(data + part.offset, area(int(m)).results[(finished + chunk) % depth],
+                                part.size);
             }
         }
     }
@@ -125,9 +128,10 @@ void Group::allreduce_staged(const Call& call, double scale) {
     finished_ = finished + uint32_t(chunks);
 }
 
-// Each local member gets the reduction of its slice over all local inputs. Lockstep: a member that has posted a round
-// has consumed the round before it, so two slots would do.
-void Group::reduce_slices(const char* input, const std::vector<Range>& slices, char* own_result, const Call& call) {
+// Each local member receives the reduction of its slice over all local inputs. Members run in lockstep: one
+// that has posted a round has consumed the round before, so two slots would suffice.
+void Group::reduce_slices(const char* input, const std::vector<Range>& slices, char* own_result,
+                          const Call& call) {
     const uint64_t element = size_of(call.type), n = uint64_t(local_size());
     const uint64_t piece = chunk_size / n / 128 * 128, self = uint64_t(local_rank_);
     uint64_t longest = 0;
@@ -145,21 +149,23 @@ void Group::reduce_slices(const char* input, const std::vector<Range>& slices, c
         if (slices[self].size <= done) continue;
         uint64_t length = std::min(piece, slices[self].size - done);
         for (uint64_t m = 0; m < n; ++m)
-            sources[m] = m == self ? input + slices[self].offset + done : area(int(m)).staging[slot] + self * piece;
+            sources[m] =
+                m == self ? input + slices[self].offset + done : area(int(m)).staging[slot] + self * piece;
         void* destination = own_result + done;
         reduce(call.type, call.reduction, sources.data(), int(n), &destination, 1, length / element);
     }
 }
 
-// Every local member holds the ranges of `buffer` that are listed for it; afterwards all hold all.
-void Group::share(char* buffer, const std::vector<std::vector<Range>>& ranges) {
+// An allgather within the node: each local member holds the ranges of `buffer` that are listed for it; then
+// all hold all.
+void Group::allgather_within_node(char* buffer, const std::vector<std::vector<Range>>& ranges) {
     uint64_t longest = 0;
     for (auto& list : ranges) {
         uint64_t total = 0;
         for (auto& range : list) total += range.size;
         longest = std::max(longest, total);
     }
-    // Bytes [done, done + chunk) of a member's ranges laid end to end.
+    // Bytes [done, done + chunk) of a member's concatenated ranges.
     auto each = [&](const std::vector<Range>& list, uint64_t done, auto&& copy) {
         uint64_t position = 0;
         for (auto& range : list) {
@@ -178,14 +184,17 @@ void Group::share(char* buffer, const std::vector<std::vector<Range>>& ranges) {
         for (int l = 0; l < local_size(); ++l) {
             if (l == local_rank_) continue;
             const char* peer_staging = area(l).staging[slot];
-            each(ranges[size_t(l)], done,
-                 [&](char* at, uint64_t offset, uint64_t size) { std::memcpy(at, peer_staging + offset, size); });
+            each(ranges[size_t(l)], done, [&](char* at, uint64_t offset, uint64_t size) {
+                std::memcpy(at, peer_staging + offset, size);
+            });
         }
     }
 }
 
-// An alltoall's blocks for members on this node. `from`, `to`: where a member's block begins in the input and the output.
-void Group::alltoall_within_node(const Call& call, const std::vector<uint64_t>& from, const std::vector<uint64_t>& to) {
+// The blocks of an alltoall for members on this node. `from`, `to`: offsets of each member's block in the
+// input and the output.
+void Group::alltoall_within_node(const Call& call, const std::vector<uint64_t>& from,
+                                 const std::vector<uint64_t>& to) {
     const auto n = uint64_t(local_size());
     const char* input = static_cast<const char*>(call.input);
     char* output = static_cast<char*>(call.output);

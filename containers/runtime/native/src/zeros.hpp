@@ -1,7 +1,7 @@
-// Payloads that are mostly zero, as gradients of embeddings are, travel without the zeros.
+// Compaction of payloads that are mostly zero, such as gradients of embeddings.
 //
-// Such a payload is the blocks in which there is anything, what is left over behind the last whole block, and a bit for
-// each block. It is shorter than what it stands for, by which its receiver knows it.
+// A compacted payload consists of the non-zero blocks, the bytes after the last whole block, and a bitmap of
+// the blocks. The receiver recognises it because it is shorter than the original.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,9 @@
 namespace carme {
 
 constexpr uint64_t zero_block = 256;            // bytes
-constexpr uint64_t zeros_from = 16 << 10;       // bytes; shorter payloads are not examined
-constexpr uint64_t zeros_sampled = 16;          // blocks that are examined first; without a zero among them no more are
+constexpr uint64_t zeros_from = 16 << 10;  // bytes; shorter payloads are not compacted
+// Blocks to examine first; without a zero block among them no more are examined.
+constexpr uint64_t zeros_sampled = 16;
 
 inline bool is_zero(const char* block) {
     uint64_t words[zero_block / 8], combined = 0;
@@ -26,7 +27,7 @@ inline bool is_zero(const char* block) {
     return combined == 0;
 }
 
-// What travels instead, and its bytes; none where less than a quarter would be saved.
+// The compacted payload and its size; empty if it would save less than a quarter.
 struct WithoutZeros {
     std::unique_ptr<char[]> data = {};
     uint64_t size = 0;
@@ -61,8 +62,8 @@ inline WithoutZeros without_zeros(const char* data, uint64_t size) {
     return result;
 }
 
-// Makes the `size` bytes at `data` what they were; the first `received` of them are what travelled. False: no rank
-// sends such.
+// Restores the `size` bytes at `data`, whose first `received` bytes hold the compacted payload. Returns false
+// if the payload is malformed.
 inline bool with_zeros(char* data, uint64_t received, uint64_t size) {
     const uint64_t blocks = size / zero_block, remainder = size % zero_block, bits = (blocks + 7) / 8;
     if (received < remainder + bits) return false;
@@ -72,7 +73,7 @@ inline bool with_zeros(char* data, uint64_t received, uint64_t size) {
     for (uint8_t byte : present) sent += uint64_t(std::popcount(byte));
     if (blocks % 8 && present.back() >> blocks % 8) return false;
     if (received != sent * zero_block + remainder + bits) return false;
-    // From the end on, where no block is moved to what is still to be moved.
+    // From the end, so that no block overwrites one that is still to move.
     std::memmove(data + blocks * zero_block, data + sent * zero_block, remainder);
     for (uint64_t i = blocks; i-- > 0;) {
         char* block = data + i * zero_block;

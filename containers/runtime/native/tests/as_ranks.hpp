@@ -13,9 +13,10 @@
 #include "checks.hpp"
 #include "group.hpp"
 
-// Runs `body` as every rank; `nodes` says where each of them is.
-inline void as_ranks(const std::vector<int>& nodes, const std::function<void(std::shared_ptr<carme::Context>)>& body,
-              const carme::MakeLinks& make_links = {}) {
+// Runs `body` as every rank. `nodes`: the node of each rank.
+inline void as_ranks(const std::vector<int>& nodes,
+                     const std::function<void(std::shared_ptr<carme::Context>)>& body,
+                     const carme::MakeLinks& make_links = {}) {
     const int n = int(nodes.size());
     std::vector<std::shared_ptr<carme::Context>> contexts;
     for (int r = 0; r < n; ++r) contexts.push_back(std::make_shared<carme::Context>(r, n, make_links));
@@ -64,5 +65,5 @@ inline carme::Group::Call allreduce_of(std::vector<float>& data) {
     return call;
 }
 
-// In collectives_tests.cpp; other links are tested by it, too.
+// In collectives_tests.cpp. Tests of other links use it, too.
 void collectives(const std::vector<int>& nodes, const carme::MakeLinks& make_links = {});

@@ -1,4 +1,4 @@
-// What the core's tests share.
+// Helpers of the core's tests.
 #pragma once
 
 #include <cstdio>
@@ -34,7 +34,7 @@ inline std::pair<int, int> connected_pair() {
     return {out, in};
 }
 
-// One of each file of tests, for `main`.
+// The entry point of each test file.
 void collectives_tests();
 void context_tests();
 void kernels_tests();

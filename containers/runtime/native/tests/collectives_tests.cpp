@@ -1,4 +1,4 @@
-// Tests of collectives: results on one node and on several, by every way between these.
+// Tests of collectives: results on one and several nodes, by every algorithm.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -67,7 +67,8 @@ void collectives(const std::vector<int>& nodes, const MakeLinks& make_links) {
 
 namespace {
 
-// Every way over several nodes: right where sums are exact, and the same bits on all ranks where they are not.
+// Every algorithm over several nodes: correct where sums are exact, and bitwise equal on all ranks where they
+// are not.
 void between_nodes(const std::vector<int>& nodes, Algorithm algorithm) {
     const size_t n = nodes.size();
     for (uint64_t count : {uint64_t(1), uint64_t(50'000), uint64_t(300'001)}) {
@@ -95,17 +96,19 @@ void between_nodes(const std::vector<int>& nodes, Algorithm algorithm) {
                 call.wire = wire;
                 group.execute(call);
             });
-            // A number is rounded at most once on each rank, and never larger than the sum of all.
+            // Each rank rounds a number at most once, and no number exceeds the sum of all.
             const double step = wire == Wire::same ? 1e-6 : wire == Wire::bf16 ? 1.0 / 256 : 1.0 / 254;
             double worst = 0;
-            for (uint64_t i = 0; i < count; ++i) worst = std::max(worst, std::fabs(double(results[0][i]) - exact[i]));
+            for (uint64_t i = 0; i < count; ++i)
+                worst = std::max(worst, std::fabs(double(results[0][i]) - exact[i]));
             CHECK(worst <= 1.01 * step * double(n) * double(n) * double(largest));
             for (auto& result : results) CHECK(std::memcmp(result.data(), results[0].data(), count * 4) == 0);
         }
     }
 }
 
-// A ring of blocks that have more pieces than 16 bits can count, as those of 16 GiB have: none is taken for another one.
+// A ring with blocks of more pieces than 16 bits can count, as blocks of 16 GiB have: no piece is mistaken
+// for another.
 void ring_of_many_pieces() {
     constexpr uint64_t count = 3 * 65'600;
     const uint64_t usual = piece_bytes.exchange(sizeof(float));
@@ -123,7 +126,7 @@ void ring_of_many_pieces() {
     piece_bytes = usual;
 }
 
-// Buffers of more pieces than are expected at once, and means, which two nodes take on the way.
+// Buffers of more pieces than posted receives, and means, which two nodes compute during the reduction.
 void long_ones(const std::vector<int>& nodes, Wire wire) {
     as_ranks(nodes, [wire](std::shared_ptr<Context> context) {
         Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
@@ -134,23 +137,25 @@ void long_ones(const std::vector<int>& nodes, Wire wire) {
             call.wire = wire;
             call.reduction = Reduction::mean;
             for (int run = 0; run < 2; ++run) {
-                for (uint64_t i = 0; i < count; ++i) data[i] = float(i % 31) + float(index);  // exact in bfloat16, too
+                // Exact in bfloat16, too.
+                for (uint64_t i = 0; i < count; ++i) data[i] = float(i % 31) + float(index);
                 group.execute(call);
                 uint64_t wrong = 0;
                 for (uint64_t i = 0; i < count; ++i) wrong += data[i] != float(i % 31) + 0.5f * float(n - 1);
                 CHECK(wrong == 0);
             }
         }
-        if (TcpLinks::insist_on_uncopied) CHECK(dynamic_cast<TcpLinks&>(context->links()).sent_uncopied() > 4);
+        if (TcpLinks::force_zero_copy) CHECK(dynamic_cast<TcpLinks&>(context->links()).zero_copy_sends() > 4);
     });
 }
 
-// Gradients of embeddings: rows; each rank has a few.
+// Gradients of embeddings: each rank has a few non-zero rows.
 void rows(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
     as_ranks(nodes, [&](std::shared_ptr<Context> context) {
         Group group(context, all_ranks(*context), Deadline::after_ms(60'000), algorithm);
         const int n = group.size(), index = group.index();
-        for (auto [count, row] : {std::pair<uint64_t, uint64_t>{60'000, 64}, {400'000, 250}, {1'500'001, 1024}}) {
+        for (auto [count, row] :
+             {std::pair<uint64_t, uint64_t>{60'000, 64}, {400'000, 250}, {1'500'001, 1024}}) {
             std::vector<float> data(count);
             auto value = [&, row = row](int rank, uint64_t i) {
                 const uint64_t row_index = i / row;
@@ -174,8 +179,9 @@ void rows(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
     });
 }
 
-// What one run loses on the wire the next one adds: the sum over many runs stays as near as that of one.
-void feedback(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
+// The next run adds the rounding error of the last one: the error of the sum over many runs stays that of one
+// run.
+void error_feedback(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
     constexpr uint64_t count = 70'000;
     constexpr int runs = 40;
     as_ranks(nodes, [&](std::shared_ptr<Context> context) {
@@ -203,8 +209,8 @@ void feedback(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
         }
         const double single_run_error = 1.01 / (wire == Wire::bf16 ? 256 : 254) * n * n;
         CHECK(worst <= single_run_error + 1e-4 * runs);
-        CHECK(without > 2 * worst);  // else feedback would do nothing
-        // What is not finite does not stay.
+        CHECK(without > 2 * worst);  // otherwise the feedback has no effect
+        // Values that are not finite leave no residual.
         data[5] = std::numeric_limits<float>::infinity();
         call.residual = std::make_shared<Residual>();
         group.execute(call);
@@ -217,7 +223,7 @@ void feedback(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
 
 void link_models() {
     LinkModel model;
-    // One step for few bytes, whatever it carries; and no detour over neighbours for many.
+    // One step for small buffers. For large ones no algorithm with a detour over neighbours.
     CHECK(model.best(3, 64) == Algorithm::direct && model.best(8, 64) == Algorithm::direct);
     CHECK(model.best(8, 64 << 20) == Algorithm::halving);
     CHECK(model.best(3, 64 << 20) == Algorithm::ring && model.best(6, 64 << 20) == Algorithm::ring);
@@ -231,7 +237,7 @@ void link_models() {
         CHECK(measured.points.size() >= 2);
         for (auto& [bytes, time] : measured.points) CHECK(bytes > 0 && time > 0 && time < 1e12);
     });
-    // Members that would reduce in different ways get an error, and do not wait for each other.
+    // Members with different algorithms get an error instead of a hang.
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}}) {
         as_ranks(nodes, [](std::shared_ptr<Context> context) {
             bool refused = false;
@@ -239,7 +245,7 @@ void link_models() {
                 Group group(context, all_ranks(*context), Deadline::after_ms(60'000),
                             context->rank() ? Algorithm::ring : Algorithm::halving);
             } catch (const Failure& failure) {
-                refused = failure.trouble == Trouble::mismatch || failure.trouble == Trouble::peer_lost;
+                refused = failure.kind == FailureKind::mismatch || failure.kind == FailureKind::peer_lost;
             }
             CHECK(refused);
         });
@@ -249,26 +255,32 @@ void link_models() {
 }  // namespace
 
 void collectives_tests() {
-    for (auto& nodes : std::vector<std::vector<int>>{{0}, {0, 0}, {0, 0, 0, 0}, {0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1}})
+    for (auto& nodes :
+         std::vector<std::vector<int>>{{0}, {0, 0}, {0, 0, 0, 0}, {0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1}})
         collectives(nodes);
     between_nodes({0, 1}, Algorithm::automatic);
-    for (auto& nodes : std::vector<std::vector<int>>{{0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4, 5}, {0, 0, 1, 1, 2, 2}})
-        for (Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::halving, Algorithm::automatic})
+    for (auto& nodes :
+         std::vector<std::vector<int>>{{0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4, 5}, {0, 0, 1, 1, 2, 2}})
+        for (Algorithm algorithm :
+             {Algorithm::direct, Algorithm::ring, Algorithm::halving, Algorithm::automatic})
             between_nodes(nodes, algorithm);
     for (Wire wire : {Wire::same, Wire::bf16})
-        for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1, 1}, {0, 1, 2, 3}}) long_ones(nodes, wire);
+        for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1, 1}, {0, 1, 2, 3}})
+            long_ones(nodes, wire);
     ring_of_many_pieces();
     for (Wire wire : {Wire::same, Wire::bf16}) {
         rows({0, 1}, Algorithm::automatic, wire);
-        for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) rows({0, 0, 1, 2, 2}, algorithm, wire);
+        for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving})
+            rows({0, 0, 1, 2, 2}, algorithm, wire);
     }
-    feedback({0, 1}, Algorithm::automatic, Wire::bf16);
-    for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) feedback({0, 1, 2}, algorithm, Wire::int8);
-    // Here the kernel says at once that it copies.
-    TcpLinks::insist_on_uncopied = true;
+    error_feedback({0, 1}, Algorithm::automatic, Wire::bf16);
+    for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving})
+        error_feedback({0, 1, 2}, algorithm, Wire::int8);
+    // The loopback device makes the kernel report copies at once.
+    TcpLinks::force_zero_copy = true;
     for (Wire wire : {Wire::same, Wire::bf16})
         for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1, 1}}) long_ones(nodes, wire);
     for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) between_nodes({0, 1, 2}, algorithm);
-    TcpLinks::insist_on_uncopied = false;
+    TcpLinks::force_zero_copy = false;
     link_models();
 }

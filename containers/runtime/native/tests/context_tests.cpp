@@ -1,4 +1,4 @@
-// Tests of one-sided operations, of letters, and of what members notice of each other's ends.
+// Tests of one-sided operations, point-to-point messages, and the detection of members that end.
 #include <cstring>
 #include <memory>
 #include <random>
@@ -30,7 +30,7 @@ void one_sided(const std::vector<int>& nodes, const MakeLinks& make_links = {}) 
         group.execute({});
         char* data = context->segment_pointer(0);
         std::memset(data, context->rank() + 1, 1000);
-        context->write(right, {{0, 0, 0, 4096, 1000}}, Notice{0, 3, 9}, 0);
+        context->write(right, {{0, 0, 0, 4096, 1000}}, Notification{0, 3, 9}, 0);
         CHECK(context->notify_waitsome(0, 0, 8, Deadline::after_ms(60'000)) == 3);
         CHECK(context->notify_reset(0, 3) == 9);
         CHECK(data[4096] == (context->rank() + n - 1) % n + 1 && data[5095] == data[4096]);
@@ -39,11 +39,12 @@ void one_sided(const std::vector<int>& nodes, const MakeLinks& make_links = {}) 
         context->read(right, {{0, 8192, 0, 0, 500}}, std::nullopt, 1);
         CHECK(context->wait(1, Deadline::after_ms(60'000)));
         CHECK(data[8192] == right + 1);
-        context->read(right, {{0, 8700, 0, 0, 100}, {0, 8800, 0, 100, 100}}, Notice{0, 4, 2}, 1);
-        CHECK(context->notify_waitsome(0, 4, 1, Deadline::after_ms(60'000)) == 4 && context->notify_reset(0, 4) == 2);
+        context->read(right, {{0, 8700, 0, 0, 100}, {0, 8800, 0, 100, 100}}, Notification{0, 4, 2}, 1);
+        CHECK(context->notify_waitsome(0, 4, 1, Deadline::after_ms(60'000)) == 4 &&
+              context->notify_reset(0, 4) == 2);
         CHECK(data[8700] == right + 1 && data[8899] == right + 1);
         CHECK(context->wait(1, Deadline::after_ms(60'000)));
-        // What was written is there after the wait, whatever a barrier overtakes.
+        // Written data have arrived after the wait, even if a barrier overtakes them.
         for (int turn = 1; turn < 20; ++turn) {
             std::memset(data + 100'000, turn, 300'000);
             context->write(right, {{0, 100'000, 0, 500'000, 300'000}}, std::nullopt, 2);
@@ -58,13 +59,14 @@ void one_sided(const std::vector<int>& nodes, const MakeLinks& make_links = {}) 
         if (context->rank() == 0) {
             for (int i = 0; i < 3 * (n - 1); ++i) CHECK(context->passive_receive(Deadline::after_ms(60'000)));
         } else {
-            for (int i = 0; i < 3; ++i) CHECK(context->passive_send(0, "hello", 5, Deadline::after_ms(60'000)));
+            for (int i = 0; i < 3; ++i)
+                CHECK(context->passive_send(0, "hello", 5, Deadline::after_ms(60'000)));
         }
         group.execute({});
     }, make_links);
 }
 
-void letters() {
+void point_to_point_messages() {
     as_ranks({0, 0, 1}, [](std::shared_ptr<Context> context) {
         Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
         const int n = group.size(), index = group.index();
@@ -73,18 +75,20 @@ void letters() {
         auto sending = group.send((index + 1) % n, out.data(), out.size(), 4);
         CHECK(receiving->wait(Deadline::after_ms(60'000)) && sending->wait(Deadline::after_ms(60'000)));
         CHECK(in[0] == (index + n - 1) % n && in[599'999] == in[0]);
-        { auto never = group.receive((index + 1) % n, in.data(), in.size(), 5); }  // given up: nothing may follow
+        // Cancelled: no later access.
+        { auto never = group.receive((index + 1) % n, in.data(), in.size(), 5); }
         group.execute({});
     });
 }
 
-// From any sender, the first first; what one of them sent before its end is there.
-void letters_from_any_sender(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
+// Receives from any sender, in order of arrival; messages that a sender sent before its end arrive.
+void messages_from_any_sender(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
     as_ranks(nodes, [&](std::shared_ptr<Context> context) {
         Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
         const int index = group.index();
         if (index) {
-            for (int i = 0; i < 2; ++i) CHECK(group.send(0, &index, sizeof index, 4)->wait(Deadline::after_ms(60'000)));
+            for (int i = 0; i < 2; ++i)
+                CHECK(group.send(0, &index, sizeof index, 4)->wait(Deadline::after_ms(60'000)));
             group.execute({});
             return context->close();
         }
@@ -99,24 +103,24 @@ void letters_from_any_sender(const std::vector<int>& nodes, const MakeLinks& mak
             ++from[received];
         }
         CHECK(from[1] == 2 && from[2] == 2);
-        if (!make_links) return;  // where a rank is lost with its process, as TCP's streams end with it
+        if (!make_links) return;  // only TCP reports a lost rank by the end of its streams
         bool reported = false;
         try {
             group.sender(4, Deadline::after_ms(60'000));
         } catch (const Failure& failure) {
-            reported = failure.trouble == Trouble::peer_lost;
+            reported = failure.kind == FailureKind::peer_lost;
         }
         CHECK(reported);
     }, make_links);
 }
 
-// Others may carry what goes between nodes.
+// Other implementations may carry the traffic between nodes.
 void alternative_links() {
     for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1}, {0, 1, 2}}) {
-        collectives(nodes, QueuedLinks::among(nodes.size()));
-        one_sided(nodes, QueuedLinks::among(nodes.size()));
+        collectives(nodes, QueuedLinks::factory(nodes.size()));
+        one_sided(nodes, QueuedLinks::factory(nodes.size()));
     }
-    auto leaving = [](std::shared_ptr<Context> context) {
+    auto leave_early = [](std::shared_ptr<Context> context) {
         Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
         if (context->rank() == 1) return context->close();
         bool reported = false;
@@ -124,24 +128,24 @@ void alternative_links() {
             std::vector<float> data(5000);
             group.execute(allreduce_of(data));
         } catch (const Failure& failure) {
-            reported = failure.trouble == Trouble::peer_lost;
+            reported = failure.kind == FailureKind::peer_lost;
         }
         CHECK(reported && context->is_lost(1));
     };
-    as_ranks({0, 1}, leaving, QueuedLinks::among(2));
+    as_ranks({0, 1}, leave_early, QueuedLinks::factory(2));
 }
 
-// Of what members have noted, an earlier loss counts before the one that is seen now.
+// An earlier recorded loss takes precedence over a loss that is detected now.
 void noted_culprits() {
     auto area = std::make_unique<Area>();
-    CHECK(!explains(*area, 1));
+    CHECK(!has_earlier_cause(*area, 1));
     area->broken = 2 + 1;
-    CHECK(explains(*area, 1) && !explains(*area, 2));
+    CHECK(has_earlier_cause(*area, 1) && !has_earlier_cause(*area, 2));
     area->reason[0] = 'x';  // members disagree, and one of them has left since
-    CHECK(explains(*area, 1) && explains(*area, 2));
+    CHECK(has_earlier_cause(*area, 1) && has_earlier_cause(*area, 2));
 }
 
-// One leaves because another one was lost: that other one is named by all.
+// A member leaves because another one was lost: all members name the lost one.
 void first_culprit() {
     for (auto& nodes : std::vector<std::vector<int>>{{0, 1, 2}, {0, 1, 2, 2}})
         as_ranks(nodes, [](std::shared_ptr<Context> context) {
@@ -149,7 +153,7 @@ void first_culprit() {
             Group group(context, all_ranks(*context), Deadline::after_ms(60'000));
             std::vector<float> data(5000);
             if (context->rank() == culprit) return context->close();
-            if (context->rank() == 0)  // meets the others' ends, and what they sent before, at a time
+            if (context->rank() == 0)  // sees the ends of other members, and their earlier messages, in turn
                 while (!context->is_lost(1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
             std::string text;
             try {
@@ -159,11 +163,11 @@ void first_culprit() {
             }
             CHECK(text.find("ank " + std::to_string(culprit) + " was lost") != std::string::npos);
             if (context->rank()) context->close();
-        }, QueuedLinks::among(nodes.size()));
+        }, QueuedLinks::factory(nodes.size()));
 }
 
-// Messages that come long before somebody wants them: memory grows with them.
-void early_letters() {
+// Messages that arrive long before their receives: memory grows with them.
+void many_unexpected_messages() {
     as_ranks({0, 1}, [](std::shared_ptr<Context> context) {
         Group group(context, all_ranks(*context), Deadline::after_ms(20'000));
         const std::vector<size_t> sizes{1, 300 << 10, 1 << 20, (1 << 20) + 1, 5'000'001};
@@ -173,11 +177,13 @@ void early_letters() {
             for (size_t i = 0; i < size; ++i) data.back()[i] = char(i * 7 + i / 1000);
         }
         if (context->rank() == 1) {
-            std::vector<std::shared_ptr<Letter>> sent;
-            for (size_t i = 0; i < sizes.size(); ++i) sent.push_back(group.send(0, data[i].data(), sizes[i], uint32_t(i)));
-            for (auto& letter : sent) CHECK(letter->wait(Deadline::after_ms(60'000)));
+            std::vector<std::shared_ptr<PendingMessage>> sent;
+            for (size_t i = 0; i < sizes.size(); ++i)
+                sent.push_back(group.send(0, data[i].data(), sizes[i], uint32_t(i)));
+            for (auto& message : sent) CHECK(message->wait(Deadline::after_ms(60'000)));
         }
-        group.execute({});  // rank 0 has not asked for one of them yet, and all of them are there or on their way
+        // Rank 0 has posted no receive yet; all messages have arrived or are on their way.
+        group.execute({});
         if (context->rank() == 0)
             for (size_t i = 0; i < sizes.size(); ++i) {
                 std::vector<char> into(sizes[i]);
@@ -188,7 +194,7 @@ void early_letters() {
     });
 }
 
-// What a malicious peer could send: nothing may crash, and nothing outside segments may be written.
+// Malicious frames: no crash, and no write outside of segments.
 void garbage() {
     std::mt19937 random(7);
     for (int round = 0; round < 200; ++round) {
@@ -218,19 +224,19 @@ void garbage() {
             if (random() % 8 == 0) frame.magic = random();
             std::vector<char> bytes(sizeof frame + random() % 4000);
             std::memcpy(bytes.data(), &frame, sizeof frame);
-            if (send(peer_sockets[random() % 3], bytes.data(), bytes.size() - (random() % 4 == 0 ? random() % 64 : 0),
-                     MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+            if (send(peer_sockets[random() % 3], bytes.data(),
+                     bytes.size() - (random() % 4 == 0 ? random() % 64 : 0), MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
                 break;
         }
         for (int fd : peer_sockets) close(fd);
         for (int i = 0; i < 3000 && !context->is_lost(1); ++i) {
-            timespec nap{0, 1'000'000};
-            nanosleep(&nap, nullptr);
+            timespec interval{0, 1'000'000};
+            nanosleep(&interval, nullptr);
         }
         CHECK(context->is_lost(1));
         bool refused = false;
         try {
-            context->write(1, {}, Notice{0, 1, 1}, 0);
+            context->write(1, {}, Notification{0, 1, 1}, 0);
         } catch (const Failure&) {
             refused = true;
         }
@@ -241,16 +247,16 @@ void garbage() {
 }  // namespace
 
 void context_tests() {
-    TcpLinks::insist_on_uncopied = true;
+    TcpLinks::force_zero_copy = true;
     one_sided({0, 1});
-    TcpLinks::insist_on_uncopied = false;
+    TcpLinks::force_zero_copy = false;
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) one_sided(nodes);
     alternative_links();
-    letters();
-    for (auto& nodes : std::vector<std::vector<int>>{{0, 0, 1}, {0, 1, 2}}) letters_from_any_sender(nodes);
-    letters_from_any_sender({0, 1, 2}, QueuedLinks::among(3));
+    point_to_point_messages();
+    for (auto& nodes : std::vector<std::vector<int>>{{0, 0, 1}, {0, 1, 2}}) messages_from_any_sender(nodes);
+    messages_from_any_sender({0, 1, 2}, QueuedLinks::factory(3));
     noted_culprits();
     first_culprit();
-    early_letters();
+    many_unexpected_messages();
     garbage();
 }

@@ -1,5 +1,5 @@
-// Tests of the core inside one process: ranks are threads, nodes are what their endpoints say. Made for the
-// sanitizers, which see one process only.
+// Tests of the core in one process: ranks are threads, and endpoints define the nodes, because sanitizers see
+// only one process.
 #include <cstdio>
 
 #include "checks.hpp"

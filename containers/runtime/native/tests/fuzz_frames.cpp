@@ -1,6 +1,6 @@
-// What a peer may send that does not keep to the protocol: read as a script of frames, whole, torn and made up,
-// between calls of our own. The host is a real context, so what frames do to segments and groups is covered, too.
-// What comes before, in Python, is tests/native/test_handshake.py's.
+// Fuzzer of the frame parser. The input is a script of valid, partial and malformed frames, with calls of our
+// own between them. The host is a real context, which covers the effects of frames on segments and groups.
+// tests/native/test_handshake.py covers the handshake, which is in Python.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -21,9 +21,10 @@ namespace {
 
 constexpr int ranks = 3, streams = 3;
 constexpr uint64_t group_key = 7;
-constexpr uint64_t largest = 400 * 1024;  // of what we expect; more than waits on the wire for its receiver
+// Largest expected payload; larger than a message that waits on the wire.
+constexpr uint64_t largest = 400 * 1024;
 
-// The script, read byte by byte; at its end all is zero.
+// The script, read byte by byte; zeros after its end.
 struct Script {
     const uint8_t* data;
     size_t size;
@@ -52,7 +53,8 @@ Context& context() {
         c->segment_alloc(0, 100);
         c->segment_alloc(1, 300 * 1024);
         c->on_abort(group_key, [](int culprit, const std::string& reason) {
-            if (culprit < 0 || culprit >= ranks || reason.size() > Links::largest_reason) std::abort();  // groups look the culprit up
+            // Groups use the culprit as an index.
+            if (culprit < 0 || culprit >= ranks || reason.size() > Links::largest_reason) std::abort();
         });
         return c;
     }();
@@ -115,12 +117,13 @@ private:
         frame.check = script.number(8) ? uint32_t(script.number(3)) : script.next<uint32_t>();
         frame.value = script.number(4) ? uint32_t(script.number(5)) : script.next<uint32_t>();
         frame.offset = script.number(4) ? script.number(400) : script.next<uint64_t>();
-        frame.size = script.number(16) ? script.number(script.number(4) ? 200 : largest) : script.next<uint64_t>();
+        frame.size =
+            script.number(16) ? script.number(script.number(4) ? 200 : largest) : script.next<uint64_t>();
         frame.operand = script.next<uint32_t>();
         return frame;
     }
 
-    // A frame, and as much of a payload as it says, or another amount.
+    // A frame with a payload of the announced or another size.
     void put_frame(int& fd, Script& script) {
         Frame frame = frame_of(script);
         put(fd, &frame, sizeof frame);
@@ -165,7 +168,7 @@ private:
         int& fd = peer_sockets_[script.next<uint8_t>() % peer_sockets_.size()];
         switch (script.next<uint8_t>() % 10) {
             case 0: case 1: put_frame(fd, script); break;
-            case 2: {  // anything at all
+            case 2: {  // arbitrary bytes
                 auto raw = script.bytes(script.next<uint8_t>());
                 put(fd, raw.data(), raw.size());
                 break;
@@ -190,7 +193,7 @@ private:
                     expected_.erase(entry);
                 }
                 break;
-            case 8: {  // the peer reads what we sent
+            case 8: {  // the peer reads our data
                 char sink[4096];
                 if (fd >= 0)
                     for (int i = 0; i < 16 && recv(fd, sink, sizeof sink, MSG_DONTWAIT) > 0; ++i) {}
@@ -199,7 +202,8 @@ private:
             case 9: send(script); break;
         }
         if (script.number(3)) links_.poll(0);
-        if (script.number(16) == 15) {  // for longer than a large message waits for its receiver in this build
+        // Longer than a large message waits for its receive in this build.
+        if (script.number(16) == 15) {
             usleep(60);
             links_.poll(0);
         }

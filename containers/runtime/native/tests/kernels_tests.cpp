@@ -1,4 +1,4 @@
-// Tests of what the core computes on bytes: reductions, fewer bits for the wire, and payloads without their zeros.
+// Tests of reductions, wire types, and the compaction of zeros.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,14 +13,15 @@ using namespace carme;
 
 namespace {
 
-// What travels of a payload that is mostly zero gives the same bytes again, and nothing else is taken for such.
+// A compacted payload restores the original bytes, and no other payload is mistaken for one.
 void zeros() {
     std::mt19937 random(11);
     for (uint64_t size : {zeros_from, zeros_from + 1, uint64_t(100'003), uint64_t(256 << 10)})
-        for (unsigned every : {2u, 5u, 40u, 5000u}) {  // one in so many blocks is not zero
+        for (unsigned every : {2u, 5u, 40u, 5000u}) {  // every so many-th block is not zero
             std::vector<char> data(size, 0), into(size, 1);
             for (uint64_t i = 0; i < size; ++i)
-                if (i / zero_block * 2654435761u % every == 0 || (i >= size / zero_block * zero_block)) data[i] = char(random());
+                if (i / zero_block * 2654435761u % every == 0 || (i >= size / zero_block * zero_block))
+                    data[i] = char(random());
             const auto compact = without_zeros(data.data(), size);
             if (every == 2 && compact.size == 0) continue;
             CHECK(compact.size && compact.size <= size / 4 * 3);
@@ -38,12 +39,12 @@ void zeros() {
     CHECK(!without_zeros(dense.data(), dense.size()).size);
     CHECK(!without_zeros(short_buffer.data(), short_buffer.size()).size);
     CHECK(without_zeros(empty.data(), empty.size()).size == empty.size() / zero_block / 8);
-    for (uint64_t i = 0; i < empty.size(); i += 4) empty[i + 3] = char(0x80);  // -0.0 is not nothing
+    for (uint64_t i = 0; i < empty.size(); i += 4) empty[i + 3] = char(0x80);  // -0.0 is not zero bytes
     CHECK(!without_zeros(empty.data(), empty.size()).size);
 }
 
 void arithmetic() {
-    // Halves and brain floats: every value survives, ties go to even.
+    // float16 and bfloat16: every value survives, ties round to even.
     for (uint32_t bits = 0; bits < 65536; ++bits) {
         for (Type type : {Type::f16, Type::bf16}) {
             uint16_t value = uint16_t(bits), source = value, out = 0;

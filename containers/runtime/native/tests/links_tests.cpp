@@ -1,4 +1,4 @@
-// Tests of the links over TCP, against a peer that the test itself plays.
+// Tests of the links over TCP, with a peer that the test plays.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -23,14 +23,14 @@ using namespace carme;
 
 namespace {
 
-// A peer that leaves: the end of one stream is seen before the last message on another one, or is all that is seen.
-void farewells() {
+// A peer leaves: the end of one stream arrives before the last message on another, or alone.
+void messages_before_a_shutdown() {
     for (bool with_message : {true, false}) {
         Context context(0, 2);
-        TcpLinks links(context, 2);  // nobody looks at them but this thread
-        int leaving[3];
+        TcpLinks links(context, 2);  // polled only by this thread
+        int peer_fds[3];
         std::vector<int> own_sockets;
-        for (int& fd : leaving) {
+        for (int& fd : peer_fds) {
             auto [out, in] = connected_pair();
             fd = out;
             own_sockets.push_back(in);
@@ -39,7 +39,7 @@ void farewells() {
         uint64_t into = 0;
         Request request;
         links.receive_message(1, 7, 0, 0, 0, &into, sizeof into, &request);
-        close(leaving[0]);
+        close(peer_fds[0]);
         links.poll(0);
         CHECK(request.state.load() == State::pending);
         if (with_message) {
@@ -50,19 +50,19 @@ void farewells() {
             message.frame.type = FrameType::message;
             message.frame.key = 7;
             message.frame.size = sizeof into;
-            CHECK(send(leaving[1], &message, sizeof message, MSG_NOSIGNAL) == sizeof message);
+            CHECK(send(peer_fds[1], &message, sizeof message, MSG_NOSIGNAL) == sizeof message);
             links.poll(0);
             CHECK(request.state.load() == State::done && into == 42);
-            for (int i : {1, 2}) close(leaving[i]);
+            for (int i : {1, 2}) close(peer_fds[i]);
         }
         while (!context.is_lost(1)) links.poll(20);
         CHECK(request.state.load() == (with_message ? State::done : State::lost));
         if (!with_message)
-            for (int i : {1, 2}) close(leaving[i]);
+            for (int i : {1, 2}) close(peer_fds[i]);
     }
 }
 
-// A socket that reports an error, but has no queue of them: the fuzzer's are such.
+// A socket that reports an error but has no error queue, such as the fuzzer's.
 void reset_without_queue() {
     Context context(0, 2);
     TcpLinks links(context, 2);
@@ -78,7 +78,7 @@ void reset_without_queue() {
     uint64_t value = 42;
     Request sending;
     links.send_message(1, 7, 0, 0, 0, &value, sizeof value, &sending);
-    for (int fd : peer_sockets) {  // before anything of it was read, and with something left to read here
+    for (int fd : peer_sockets) {  // before its data were read, and with unread data on this side
         CHECK(send(fd, "half a frame", 12, MSG_NOSIGNAL) == 12);
         close(fd);
     }
@@ -88,9 +88,9 @@ void reset_without_queue() {
     links.cancel(&sending, 1);
 }
 
-// A peer on another node with three streams; this thread alone reads ours.
+// A peer on another node with three streams; only this thread reads ours.
 struct RemotePeer {
-    static constexpr size_t long_message = 16 << 20;  // does not fit into the kernel's buffers
+    static constexpr size_t long_message = 16 << 20;  // larger than the kernel's buffers
 
     RemotePeer() : context(0, 2), links(context, 2), data(long_message) {
         for (int& fd : peer_sockets) {
@@ -108,13 +108,13 @@ struct RemotePeer {
         for (int fd : peer_sockets) close(fd);
     }
     void send(uint64_t size) { links.send_message(1, 7, 0, 0, 0, data.data(), size, &request); }
-    // It sends the beginning of `data` as a message of a collective.
+    // Sends the first bytes of `data` as a message of a collective.
     void send_message(int stream, uint64_t key, uint32_t tag, uint64_t size) {
         const Frame frame = message_frame(key, 0, tag, 5, size);
         CHECK(::send(peer_sockets[stream], &frame, sizeof frame, MSG_NOSIGNAL) == sizeof frame);
         CHECK(::send(peer_sockets[stream], data.data(), size, MSG_NOSIGNAL) == ssize_t(size));
     }
-    // Bytes that have come by a stream, and that nobody has taken.
+    // Received bytes of a stream that nobody has read.
     int waiting(int stream) const {
         int bytes = 0;
         ioctl(own_sockets[size_t(stream)], FIONREAD, &bytes);
@@ -124,21 +124,22 @@ struct RemotePeer {
         const auto end = Deadline::after_ms(ms);
         while (!end.passed() && !context.is_lost(1)) links.poll(20);
     }
-    // From here on its kernel does not see what arrives, as if the node were gone.
-    void vanish() { lose(peer_sockets, std::numeric_limits<uint32_t>::max()); }
-    // From here on one of ten packets gets lost, whichever way it goes.
-    void lose_packets() {
-        lose(peer_sockets, std::numeric_limits<uint32_t>::max() / 10);
-        lose(own_sockets, std::numeric_limits<uint32_t>::max() / 10);
+    // From now on its kernel sees no packets, as if the node were gone.
+    void go_silent() { drop_fraction(peer_sockets, std::numeric_limits<uint32_t>::max()); }
+    // From now on one of ten packets gets lost, in both directions.
+    void drop_packets() {
+        drop_fraction(peer_sockets, std::numeric_limits<uint32_t>::max() / 10);
+        drop_fraction(own_sockets, std::numeric_limits<uint32_t>::max() / 10);
     }
-    // Packets whose random number is not above `share` are not seen.
-    static void lose(std::span<const int> sockets, uint32_t share) {
+    // Drops packets whose random number is at most `fraction`.
+    static void drop_fraction(std::span<const int> sockets, uint32_t fraction) {
         sock_filter steps[] = {{BPF_LD | BPF_W | BPF_ABS, 0, 0, uint32_t(SKF_AD_OFF + SKF_AD_RANDOM)},
-                               {BPF_JMP | BPF_JGT | BPF_K, 1, 0, share},
+                               {BPF_JMP | BPF_JGT | BPF_K, 1, 0, fraction},
                                {BPF_RET | BPF_K, 0, 0, 0},
                                {BPF_RET | BPF_K, 0, 0, std::numeric_limits<uint32_t>::max()}};
         sock_fprog program{uint16_t(std::size(steps)), steps};
-        for (int fd : sockets) CHECK(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0);
+        for (int fd : sockets)
+            CHECK(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0);
     }
 
     Context context;
@@ -149,14 +150,14 @@ struct RemotePeer {
     std::vector<int> own_sockets;
 };
 
-// A piece that comes before it is expected waits on the wire, where nothing copies it, while its group is busy with others
-// and thus about to expect it; but not for so long that other groups' messages starve behind it.
-void early_pieces() {
-    constexpr uint64_t size = 100'000, letter = 8;
+// A piece that arrives before its receive waits on the wire, without a copy, while its group is busy with
+// others and about to expect it; but not so long that other groups' messages starve behind it.
+void pieces_before_their_receives() {
+    constexpr uint64_t size = 100'000, small_size = 8;
     constexpr uint64_t busy = 7, idle = 8, separate = 9;
     RemotePeer peer;
     Request first, second, third, separate_request;
-    std::vector<char> into(size), small(letter);
+    std::vector<char> into(size), small(small_size);
     auto finish = [&](Request& request) {
         const auto end = Deadline::after_ms(5'000);
         while (!end.passed() && request.state.load() == State::pending) peer.links.poll(1);
@@ -168,7 +169,7 @@ void early_pieces() {
     };
     peer.send_message(1, idle, 0, size);
     peer.poll_for_ms(30);
-    CHECK(peer.waiting(1) == 0);  // nobody knows when it will be expected
+    CHECK(peer.waiting(1) == 0);  // unknown when it will be expected
 
     peer.links.receive_message(1, busy, 0, 1, 5, into.data(), size, &first);
     peer.send_message(1, busy, 0, size);
@@ -180,10 +181,10 @@ void early_pieces() {
     check();
 
     peer.send_message(1, busy, 2, size);
-    peer.send_message(1, separate, 0, letter);
-    peer.links.receive_message(1, separate, 0, 0, 5, small.data(), letter, &separate_request);
+    peer.send_message(1, separate, 0, small_size);
+    peer.links.receive_message(1, separate, 0, 0, 5, small.data(), small_size, &separate_request);
     finish(separate_request);
-    CHECK(std::memcmp(small.data(), peer.data.data(), letter) == 0);
+    CHECK(std::memcmp(small.data(), peer.data.data(), small_size) == 0);
     peer.links.receive_message(1, busy, 0, 2, 5, into.data(), size, &second);
     finish(second);
     check();
@@ -195,11 +196,11 @@ void early_pieces() {
     check();
 }
 
-// Behind a message that was not expected for as long as it may wait no other one waits anew: that would hold up the stream
+// After a message has waited for the maximum time, later ones do not wait anew: that would hold up the stream
 // once for each of them.
 void unexpected_pieces() {
     constexpr uint64_t size = 20'000, busy = 7;
-    constexpr uint32_t count = 3, awaited = 99;  // any kernel takes them all
+    constexpr uint32_t count = 3, awaited = 99;  // any kernel buffers them all
     constexpr int total = int(count * (sizeof(Frame) + size));
     RemotePeer peer;
     std::vector<char> into(size);
@@ -222,7 +223,7 @@ void unexpected_pieces() {
     peer.links.cancel(&another, 1);
 }
 
-// A rank with very many peers does not ask all of them at once, but each in its turn.
+// A rank with very many peers does not probe all of them at once, but in turn.
 void heartbeats() {
     constexpr int peers = 150, at_once = 100;
     Context context(0, peers + 1);
@@ -247,9 +248,8 @@ void heartbeats() {
     for (auto& polled : peer_sockets) close(polled.fd);
 }
 
-// A peer leaves while nobody looks for a while: what came before the end of its first stream, and is more than is taken at
-// once, is not lost.
-void unread_farewell() {
+// A peer leaves while nobody polls: earlier data, more than one read takes, are not lost.
+void unread_messages_before_a_shutdown() {
     constexpr uint64_t size = 1'500'000;
     RemotePeer peer;
     std::vector<char> into(size);
@@ -257,20 +257,20 @@ void unread_farewell() {
     close(peer.peer_sockets[0]);
     peer.peer_sockets[0] = -1;
     peer.links.poll(0);
-    std::thread leaving([&] {
+    std::thread peer_fds([&] {
         peer.send_message(1, 7, 0, size);
         for (int i : {1, 2}) shutdown(peer.peer_sockets[i], SHUT_WR);
     });
-    std::this_thread::sleep_for(std::chrono::nanoseconds(Links::longest_farewell_ns + 100'000'000));
-    peer.links.poll(0);  // takes a part
+    std::this_thread::sleep_for(std::chrono::nanoseconds(Links::longest_drain_ns + 100'000'000));
+    peer.links.poll(0);  // reads a part
     CHECK(peer.request.state.load() == State::pending && !peer.context.is_lost(1));
     peer.poll_for_ms(5000);
-    leaving.join();
+    peer_fds.join();
     CHECK(peer.request.state.load() == State::done && std::memcmp(into.data(), peer.data.data(), size) == 0);
     CHECK(peer.context.is_lost(1));
 }
 
-// Milliseconds between the kernel's tries to send something; -1: it does not say.
+// The longest time between retransmissions in ms; -1: unknown.
 int rto_max_of(int fd) {
     constexpr int rto_max_ms = 44;  // TCP_RTO_MAX_MS, which older headers lack
     int ms = -1;
@@ -278,13 +278,13 @@ int rto_max_of(int fd) {
     return getsockopt(fd, IPPROTO_TCP, rto_max_ms, &ms, &size) == 0 ? ms : -1;
 }
 
-// A rank that has ended is gone, but what it handed to its kernel comes, also to one that was stopped meanwhile.
+// Data that a rank handed to its kernel before its end arrive, also at a peer that was stopped meanwhile.
 //
-// From Linux 6.15 on the links shorten the time between the kernel's tries (TCP_RTO_MAX_MS), and must give it back: else the
-// kernel gives up within seconds what nobody takes. Older kernels have no such option, and there nothing can be forgotten:
-// that the messages come is then a test of the kernel alone, which it says.
+// Since Linux 6.15 the links shorten the time between retransmissions (TCP_RTO_MAX_MS) and must restore it:
+// otherwise the kernel gives up unread data within seconds. Older kernels lack the option; there this tests
+// only the kernel, and the test reports that.
 void sent_before_exit() {
-    // Together they fit into the buffer that any kernel allows, and each of them is copied there.
+    // Together they fit into any kernel's buffer, and each of them is copied there.
     constexpr uint64_t size = 50'000, pieces = 5;
     auto [peer_socket, own_socket] = connected_pair();
     const int send_buffer = 4 << 20, receive_buffer = 64 << 10;
@@ -297,7 +297,8 @@ void sent_before_exit() {
         TcpLinks links(context, 2);
         links.add_peer(1, {own_socket});
         Request requests[pieces];
-        for (uint32_t tag = 0; tag < pieces; ++tag) links.send_message(1, 7, 0, tag, 5, data.data(), size, &requests[tag]);
+        for (uint32_t tag = 0; tag < pieces; ++tag)
+            links.send_message(1, 7, 0, tag, 5, data.data(), size, &requests[tag]);
         const auto end = Deadline::after_ms(5000);
         for (auto& request : requests) {
             while (!end.passed() && request.state.load() == State::pending) links.poll(20);
@@ -309,20 +310,25 @@ void sent_before_exit() {
         if (rto_max >= 0)
             CHECK(rto_max == TcpLinks::longest_rto_ms.load() && rto_max_of(own_socket) == 120'000);
         else
-            std::fprintf(stderr, "links: this kernel has no TCP_RTO_MAX_MS (Linux 6.15), what is left behind tests it alone\n");
+            std::fprintf(stderr,
+                         "links: this kernel has no TCP_RTO_MAX_MS (Linux 6.15), what is left behind tests "
+                         "it alone\n");
     }
-    std::this_thread::sleep_for(std::chrono::seconds(6));  // nobody reports when a kernel gives up
+    std::this_thread::sleep_for(std::chrono::seconds(6));  // no event reports that a kernel gives up
     std::vector<char> received(pieces * (sizeof(Frame) + size) + 1);
     size_t received_bytes = 0;
-    auto receive = [&] { return recv(peer_socket, received.data() + received_bytes, received.size() - received_bytes, 0); };
+    auto receive = [&] {
+        return recv(peer_socket, received.data() + received_bytes, received.size() - received_bytes, 0);
+    };
     for (ssize_t count; (count = receive()) > 0;) received_bytes += size_t(count);
     CHECK(received_bytes == received.size() - 1);
     for (uint64_t i = 0; i < pieces; ++i)
-        CHECK(std::memcmp(received.data() + i * (sizeof(Frame) + size) + sizeof(Frame), data.data(), size) == 0);
+        CHECK(std::memcmp(received.data() + i * (sizeof(Frame) + size) + sizeof(Frame), data.data(), size) ==
+              0);
     close(peer_socket);
 }
 
-// Who sleeps until a long payload is there is not woken by each part of it, but by its end, no matter who took parts of it.
+// A thread that sleeps for a long payload is woken by its end only, whichever thread reads its parts.
 void long_payloads() {
     constexpr uint64_t size = 400'000, part = 5'000;
     RemotePeer peer;
@@ -363,8 +369,8 @@ void long_payloads() {
     CHECK(std::memcmp(into.data(), peer.data.data(), size) == 0);
 }
 
-// A process that gets no processor takes nothing for as long as that lasts; its kernel answers for it.
-void starved() {
+// A process without CPU time reads nothing meanwhile; its kernel answers for it.
+void peer_without_processor_time() {
     RemotePeer peer;
     peer.send(RemotePeer::long_message);
     peer.poll_for_ms(3000);
@@ -386,8 +392,8 @@ void starved() {
           std::memcmp(received.data() + sizeof(Frame), peer.data.data(), RemotePeer::long_message) == 0);
 }
 
-// A node that is gone says nothing: noticed within a second, or later if it had no room when it went.
-void vanished() {
+// A lost node is silent: detected within a second, or later if its window was zero.
+void silent_peer_is_lost() {
     for (auto [sent, latest_ms] :
          {std::pair<uint64_t, int64_t>{1000, 1000}, {RemotePeer::long_message, 3000}, {0, 1000}}) {
         RemotePeer peer;
@@ -396,38 +402,40 @@ void vanished() {
             peer.poll_for_ms(1500);
         }
         CHECK(!peer.context.is_lost(1));
-        peer.vanish();
+        peer.go_silent();
         const int64_t begin = now_ns();
         if (sent == 1000) peer.send(sent);
         peer.poll_for_ms(20'000);
         CHECK(peer.context.is_lost(1));
         const double took_ms = double(now_ns() - begin) / 1e6;
-        // What the machine is busy with may come on top.
-        if (took_ms > double(latest_ms + 500)) std::fprintf(stderr, "%d ms of %d\n", int(took_ms), int(latest_ms));
+        // Tolerance for other load on the machine.
+        if (took_ms > double(latest_ms + 500))
+            std::fprintf(stderr, "%d ms of %d\n", int(took_ms), int(latest_ms));
         CHECK(took_ms <= double(latest_ms + 500));
         if (sent > 1000) CHECK(peer.request.state.load() == State::lost);
     }
 }
 
-// A stream that waits for room, and whose kernel asks for it more and more seldom, hides nothing: others are not answered.
-void vanished_with_a_full_stream() {
+// A stream with a zero window, whose kernel probes it ever more rarely, hides nothing: the other streams are
+// not acknowledged.
+void silent_peer_with_a_full_stream() {
     const int usual = TcpLinks::longest_rto_ms.exchange(120'000);
     RemotePeer peer;
     TcpLinks::longest_rto_ms = usual;
     peer.send(RemotePeer::long_message);
-    peer.poll_for_ms(4500);  // by then the kernel asks every three seconds
+    peer.poll_for_ms(4500);  // by then the kernel probes every three seconds
     CHECK(!peer.context.is_lost(1));
-    peer.vanish();
+    peer.go_silent();
     const int64_t begin = now_ns();
     peer.poll_for_ms(20'000);
     CHECK(peer.context.is_lost(1) && now_ns() - begin < 1'500'000'000);
 }
 
-// A peer whose packets get lost is not gone.
-void patchy() {
+// A peer whose packets get lost is not lost.
+void packet_loss_is_no_failure() {
     RemotePeer peer;
     peer.poll_for_ms(200);
-    peer.lose_packets();
+    peer.drop_packets();
     peer.poll_for_ms(5000);
     CHECK(!peer.context.is_lost(1));
 }
@@ -435,16 +443,16 @@ void patchy() {
 }  // namespace
 
 void links_tests() {
-    early_pieces();
+    pieces_before_their_receives();
     unexpected_pieces();
     long_payloads();
     heartbeats();
-    farewells();
-    unread_farewell();
+    messages_before_a_shutdown();
+    unread_messages_before_a_shutdown();
     sent_before_exit();
     reset_without_queue();
-    starved();
-    vanished();
-    vanished_with_a_full_stream();
-    patchy();
+    peer_without_processor_time();
+    silent_peer_is_lost();
+    silent_peer_with_a_full_stream();
+    packet_loss_is_no_failure();
 }

@@ -1,5 +1,5 @@
-// Links between contexts of one process, which hand frames over by queues: a small implementation, and a proof that
-// nothing above `Links` asks for more. Peers are believed.
+// Links between contexts of one process by queues: a small implementation, and a proof that the layers above
+// use only `Links`. Peers are trusted.
 #pragma once
 
 #include <algorithm>
@@ -17,19 +17,19 @@ namespace carme {
 
 class QueuedLinks final : public Links {
 public:
-    struct Parcel {
+    struct QueuedFrame {
         int from;
-        Frame frame;  // without a type where the sender has left
+        Frame frame;  // without a type if the sender has left
         std::vector<char> data;
     };
     struct Mailbox {
         std::mutex mutex;
-        std::deque<Parcel> parcels;
+        std::deque<QueuedFrame> entries;
         Flag filled;
     };
-    using Mailboxes = std::shared_ptr<std::vector<Mailbox>>;  // outlive the links: others may still hand over
+    using Mailboxes = std::shared_ptr<std::vector<Mailbox>>;  // outlive the links: peers may still deliver
 
-    static MakeLinks among(size_t ranks) {
+    static MakeLinks factory(size_t ranks) {
         return [boxes = std::make_shared<std::vector<Mailbox>>(ranks)](Host& host, int rank, int) {
             return std::make_unique<QueuedLinks>(host, rank, boxes);
         };
@@ -44,9 +44,9 @@ public:
     }
     void start() override {
         thread_ = std::thread([this] {
-            constexpr timespec nap{0, 1'000'000};
+            constexpr timespec interval{0, 1'000'000};
             while (!stopping_)
-                if (driven()) nanosleep(&nap, nullptr);
+                if (driven()) nanosleep(&interval, nullptr);
                 else poll(5);
         });
     }
@@ -75,8 +75,8 @@ public:
         frame.key = ledger_.add_request(request);
         deliver(peer, frame, {});
     }
-    void send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
-                      uint64_t size, Request* request) override {
+    void send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check,
+                      const void* data, uint64_t size, Request* request) override {
         send(peer, message_frame(key, sequence, tag, check, size), size ? data : nullptr, request);
     }
     void receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
@@ -102,18 +102,20 @@ public:
     }
     void poll(int timeout_ms, int = 0) override {
         Mailbox& box = (*boxes_)[size_t(rank_)];
-        auto has_parcels = [&] {
+        auto has_entries = [&] {
             std::lock_guard lock(box.mutex);
-            return !box.parcels.empty();
+            return !box.entries.empty();
         };
-        if (timeout_ms && !wait_on(box.filled, true, Deadline::after_ms(timeout_ms), has_parcels, [] {}, [] {})) return;
-        std::lock_guard lock(mutex_);  // before they are taken: two threads would mix up their order
-        std::deque<Parcel> received;
+        if (timeout_ms &&
+            !wait_on(box.filled, true, Deadline::after_ms(timeout_ms), has_entries, [] {}, [] {}))
+            return;
+        std::lock_guard lock(mutex_);  // held while entries are removed, so that two threads keep their order
+        std::deque<QueuedFrame> received;
         {
             std::lock_guard taking(box.mutex);
-            received.swap(box.parcels);
+            received.swap(box.entries);
         }
-        for (auto& parcel : received) arrived(parcel);
+        for (auto& entry : received) arrived(entry);
     }
 
 private:
@@ -121,16 +123,17 @@ private:
         Mailbox& box = (*boxes_)[size_t(peer)];
         {
             std::lock_guard lock(box.mutex);
-            box.parcels.push_back({rank_, frame, std::move(data)});
+            box.entries.push_back({rank_, frame, std::move(data)});
         }
         box.filled.raise();
     }
-    void arrived(Parcel& parcel) {
-        auto& [from, frame, data] = parcel;
+    void arrived(QueuedFrame& entry) {
+        auto& [from, frame, data] = entry;
         std::shared_ptr<void> keep_alive;
         switch (frame.type) {
             case FrameType::write:
-                std::copy(data.begin(), data.end(), host_.locate(frame.segment, frame.offset, frame.size, keep_alive));
+                std::copy(data.begin(), data.end(),
+                          host_.locate(frame.segment, frame.offset, frame.size, keep_alive));
                 if (frame.value) host_.notify(frame.segment, frame.check, frame.value);
                 break;
             case FrameType::message: ledger_.arrived(from, frame, std::move(data)); break;
@@ -152,7 +155,7 @@ private:
                 if (auto answer = ledger_.answer(from, frame))
                     deliver(from, answer->frame, {answer->data, answer->data + answer->frame.size});
                 break;
-            default: ledger_.lose(from);
+            default: ledger_.mark_lost(from);
         }
     }
 

@@ -1,4 +1,4 @@
-// Prints how many nanoseconds of a thread's own time an event costs: recorder_speed FILE [MILLIONS]
+// Prints the cost of an event in nanoseconds of CPU time: recorder_speed FILE [MILLIONS]
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -29,7 +29,7 @@ int main(int count, char** arguments) {
     const long events = (count > 2 ? std::atol(arguments[2]) : 2) * 1'000'000, part = 20'000;
     double recorded = 0, bare = 0;
     int64_t sum = 0;
-    // In parts that fit into the ring: in a program there is work between events.
+    // In parts that fit into the ring, because programs do other work between events.
     for (long done = 0; done < events; done += part) {
         double begin = used();
         for (long i = 0; i < part; ++i) {
@@ -41,11 +41,13 @@ int main(int count, char** arguments) {
         begin = used();
         for (long i = 0; i < part; ++i) sum += now_ns() - now_ns();
         bare += used() - begin;
-        while (recorder::so_far().written + recorder::so_far().dropped < uint64_t(done + part)) usleep(1000);
+        while (recorder::progress().written + recorder::progress().dropped < uint64_t(done + part))
+            usleep(1000);
     }
     const auto result = recorder::stop();
-    std::printf("%.1f ns an event with its two times, %.1f ns of them for the times; %llu written, %llu dropped\n",
-                recorded / double(events), bare / double(events), static_cast<unsigned long long>(result.written),
-                static_cast<unsigned long long>(result.dropped));
+    std::printf(
+        "%.1f ns an event with its two times, %.1f ns of them for the times; %llu written, %llu dropped\n",
+        recorded / double(events), bare / double(events), static_cast<unsigned long long>(result.written),
+        static_cast<unsigned long long>(result.dropped));
     return result.dropped || result.error || sum > 0;
 }

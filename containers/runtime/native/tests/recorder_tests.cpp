@@ -1,4 +1,4 @@
-// The recorder: nothing is lost or doubled, the limit holds, a fork and threads that end do no harm.
+// Tests of the recorder: no lost or duplicate records, the size limit, forks, and threads that end.
 #include "recorder.hpp"
 
 #include <cstring>
@@ -92,11 +92,12 @@ void several_threads(const std::string& path) {
     for (auto& [thread, events] : recording.events) {
         std::set<uint64_t> sizes;
         for (auto& event : events) {
-            CHECK(event.end >= event.begin && recording.names.at(event.name) == recording.names.at(events[0].name));
+            CHECK(event.end >= event.begin &&
+                  recording.names.at(event.name) == recording.names.at(events[0].name));
             CHECK(sizes.insert(event.size).second);
         }
     }
-    record(recorder::barrier, 7);  // nobody records any more
+    record(recorder::barrier, 7);  // the recorder is off
 }
 
 void limited(const std::string& path) {
@@ -112,7 +113,7 @@ void limited(const std::string& path) {
     CHECK(recorder::start("/no/such/folder/file", "{}", limit) == ENOENT);
 }
 
-// Spans that overlap go to lanes; those within others stay.
+// Overlapping spans get separate lanes; nested ones do not.
 void lanes() {
     auto span = [](int64_t begin, int64_t end) {
         recorder::Record record;

@@ -30,7 +30,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", default="1,2", metavar="NUMBERS", help="how many ranks: numbers with commas (default: 1,2)"
     )
-    parser.add_argument("--rounds", type=int, metavar="N", help="how often each is measured (default: 10)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of measurements (default: 10)")
     parser.add_argument(
         "--batch", type=int, metavar="B", help="samples per step, instead of the network's own number"
     )
@@ -84,23 +84,21 @@ def _add_trust_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=3.0,
         metavar="PERCENT",
-        help="how far a median's 95 %% interval may reach to either side: rows beyond it get up to as many "
-        "rounds again, then more for --minutes, and are marked if that does not help; 0: no limit "
-        "(default: 3)",
+        help="largest half width of a median's 95 %% interval. Rows beyond it get up to as many rounds "
+        "again, then more for --minutes, and are marked if that does not help. 0: no limit (default: 3)",
     )
     parser.add_argument(
         "--minutes",
         type=float,
         metavar="M",
-        help="with each network, for how long rows beyond --limit get still more rounds, if these can "
-        "make them certain (default: 3; with --quick 0)",
+        help="time for more rounds of rows beyond --limit, per network (default: 3; with --quick 0)",
     )
     parser.add_argument(
         "--slower",
         action="append",
         default=[],
         metavar="NAME=PERCENT",
-        help="make a contestant slower on purpose, to see that it is found",
+        help="slow a contestant down, to test that the comparison detects it",
     )
 
 
@@ -115,26 +113,24 @@ def _add_work_options(parser: argparse.ArgumentParser) -> None:
         "--data",
         default="digits",
         metavar="NAME",
-        help="what they train with: digits, faces, or imagenet for images of its shape (default: digits)",
+        help="training data: digits, faces, or imagenet for images of its shape (default: digits)",
     )
     parser.add_argument(
-        "--size", type=int, metavar="PIXELS", help="the images' side, instead of the data's own"
+        "--size", type=int, metavar="PIXELS", help="side of the images (default: the data's own)"
     )
-    parser.add_argument(
-        "--width", type=float, metavar="FACTOR", help="multiply the numbers of the networks' channels by this"
-    )
+    parser.add_argument("--width", type=float, metavar="FACTOR", help="factor for the number of channels")
     parser.add_argument(
         "--input",
         choices=("memory", "warm", "cold"),
         default="memory",
-        help="where steps take their batches from: memory, or a file in --output, which the kernel has in "
-        "memory (warm) or reads from the disk (cold) (default: memory)",
+        help="source of the batches: memory, or a file in --output that is in the page cache (warm) or read "
+        "from the disk (cold) (default: memory)",
     )
 
 
 def add_scale_options(parser: argparse.ArgumentParser) -> None:
     """Add those of `carme scale` to a parser."""
-    parser.add_argument("result", type=Path, metavar="RESULT.json", help="what the probe wrote")
+    parser.add_argument("result", type=Path, metavar="RESULT.json", help="result of carme-run --scale-probe")
     add_json(parser)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw the curve into this file")
     parser.add_argument(
@@ -158,7 +154,7 @@ def add_scale_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=USUAL_EFFICIENCY,
         metavar="PERCENT",
-        help="say how many ranks keep at least this much of the ideal speed-up "
+        help="show how many ranks keep at least this much of the ideal speed-up "
         f"(default: {USUAL_EFFICIENCY:.0f})",
     )
     parser.add_argument(

@@ -17,7 +17,10 @@ def translate(template: str, /, **values: object) -> str:
     language = os.environ.get("CARME_LANGUAGE", "")
     if language:
         try:
-            from carme.translation import message, translated
+            from carme.translation import (  # pyright: ignore[reportMissingImports]
+                message,
+                translated,
+            )
         except ImportError:
             pass  # the runtime works without it
         else:

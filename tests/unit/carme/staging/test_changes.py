@@ -50,7 +50,7 @@ def lower(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
         monkeypatch.setattr(native if limit.startswith("_") else engine, limit, value)
 
 
-@pytest.mark.parametrize("limit", ["", "ENOUGH", "_MOST", "BATCH"])
+@pytest.mark.parametrize("limit", ["", "ENOUGH", "_MAX_ENTRIES", "BATCH"])
 def test_what_has_changed_is_found_everywhere(
     memory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
@@ -84,13 +84,13 @@ def test_what_has_changed_is_found_everywhere(
 
 
 @both_engines
-@pytest.mark.parametrize("limit", ["", "ENOUGH", "_MOST", "_FINDINGS"])
+@pytest.mark.parametrize("limit", ["", "ENOUGH", "_MAX_ENTRIES", "_ITEMS_SIZE"])
 def test_a_second_sync_finds_what_is_gone_wherever_it_is(
     memory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     source, target = wide(memory)
     assert copy(str(source), str(target)).ok
-    lower(monkeypatch, limit, 4096 if limit == "_FINDINGS" else 7)
+    lower(monkeypatch, limit, 4096 if limit == "_ITEMS_SIZE" else 7)
     (source / "d0" / "f3").unlink()
     shutil.rmtree(source / "d7" / "below" / "d1")
     (source / "d8" / "link").unlink()

@@ -77,7 +77,7 @@ def library_for(options: Options) -> Native:
 def test_files_are_requested_before_they_are_wanted(
     cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "_PATIENCE", 0)
+    monkeypatch.setattr(native, "_TIME_LIMIT", 0)
     target = tmp_path / "target"
     target.mkdir()
     original, copied = os.open(cold, os.O_RDONLY), os.open(target, os.O_RDONLY)

@@ -316,7 +316,7 @@ def test_carme_data_prints_results_events_and_errors(tmp_path: Path) -> None:
     ended = carme_data("sync", "--dry-run", str(source), str(target))
     assert ended.stdout.splitlines()[0] == "would remove d0/f0" and (target / "d0/f0").exists()
     ended = carme_data("copy", str(source), str(source / "d0"))
-    assert ended.returncode == 1 and "lies in the source. Name one outside of it." in ended.stderr
+    assert ended.returncode == 1 and "is inside the source. Name one outside of it." in ended.stderr
     ended = carme_data("copy", str(source), str(target), "--bandwidth", "fast")
     assert ended.returncode == 1 and "'fast' is not a size." in ended.stderr
     assert carme_data("copy", str(source)).returncode == 2

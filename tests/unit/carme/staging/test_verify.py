@@ -130,7 +130,7 @@ def test_a_folder_is_packed_into_one_image_that_can_be_verified(
 
 @squashfs
 def test_an_image_that_cannot_be_packed_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="lies in the folder"):
+    with pytest.raises(InvalidRequest, match="is inside the folder"):
         pack(str(pair[0]), str(pair[0] / "x.sqsh"))
     with pytest.raises(NotFound):
         pack(str(tmp_path / "nowhere"), str(tmp_path / "x.sqsh"))

@@ -94,31 +94,31 @@ class FromAny:
 
     def __init__(self, group: "Group", array: Any, tag: int, form: str) -> None:
         self._group, self._array, self._tag, self._form = group, array, tag, form
-        self._letter: Pending | None = None
+        self._request: Pending | None = None
         self.member: int | None = None  # whose message it is, once one has come
 
     def wait(self, timeout: int = -1) -> bool:
         """Wait at most `timeout` milliseconds; whether it is over. Raises what went wrong."""
         end = time.monotonic() + timeout / 1000
-        while self._letter is None:
+        while self._request is None:
             left = -1 if timeout < 0 else max(int((end - time.monotonic()) * 1000), 0)
             if self._begin(left):
                 break
             if timeout >= 0 and time.monotonic() >= end:
                 return False
-        assert self._letter
-        return self._letter.wait(-1 if timeout < 0 else max(int((end - time.monotonic()) * 1000), 0))
+        assert self._request
+        return self._request.wait(-1 if timeout < 0 else max(int((end - time.monotonic()) * 1000), 0))
 
     def done(self) -> bool:
         """Whether it is over."""
-        if self._letter is None:
+        if self._request is None:
             self._begin(0)
-        return self._letter is not None and self._letter.done()
+        return self._request is not None and self._request.done()
 
     def _begin(self, timeout: int) -> bool:
         found = self._group.receive_if_sent(self._array, self._tag, self._form, timeout)
         if found:
-            self.member, self._letter = found
+            self.member, self._request = found
         return found is not None
 
 
@@ -394,8 +394,8 @@ class Group:
         """
         at, count, kind = locate(array)
         self._unfinished.sweep()
-        letter = self._group.send(member, at, count * SIZES[kind], tag, _signature(kind, form))
-        return Pending(letter, (array,), self._unfinished)
+        request = self._group.send(member, at, count * SIZES[kind], tag, _signature(kind, form))
+        return Pending(request, (array,), self._unfinished)
 
     def receive(self, array: Any, member: int, tag: int = 0, form: str = "") -> Pending:
         """Begin to receive into `array` what member number `member` sends with the same tag."""

@@ -100,7 +100,7 @@ def _add_place_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unencrypted",
         action="store_true",
-        help="in a Slurm job without Carme: do not encrypt what carme-run's nodes say to each other",
+        help="in a Slurm job without Carme: do not encrypt the traffic between carme-run's nodes",
     )
     parser.add_argument("--pin-cpus", action="store_true", help="bind each rank to CPU cores of its own")
     parser.add_argument(
@@ -230,7 +230,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         "--strategy",
         choices=strategies.STRATEGIES,
         help="how the ranks of a script that calls pipeline(), or of a Keras script, share its model "
-        "(default: what the script says, else auto: the fastest that fits into memory, by prediction)",
+        "(default: the script's choice, else auto: the fastest that fits into memory, by prediction)",
     )
     parser.add_argument(
         "--plan",

@@ -41,7 +41,10 @@ def main() -> None:
     from ray.scripts.scripts import main as ray
 
     with contextlib.suppress(ImportError):  # an older Ray, whose raylet waits for no file
-        from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
+        from ray._raylet import (
+            DASHBOARD_AGENT_LISTEN_PORT_NAME,  # pyright: ignore[reportAttributeAccessIssue] - in no stub
+            persist_port,  # pyright: ignore[reportAttributeAccessIssue]
+        )
 
         def write(folder: str, node: str, port: int) -> None:
             persist_port(folder, node, DASHBOARD_AGENT_LISTEN_PORT_NAME, port)

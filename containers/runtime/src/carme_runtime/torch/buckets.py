@@ -139,7 +139,7 @@ class Bucket:
                 parameter.grad = view
         if views:
             with torch.no_grad():
-                torch._foreach_copy_(views, gradients)
+                torch._foreach_copy_(views, gradients)  # pyright: ignore[reportPrivateImportUsage]
 
     def arrives(self, wait: Callable[[], None]) -> None:
         """Until `finish`, who looks at a gradient calls `wait` before."""

@@ -451,7 +451,7 @@ class Shards:
 
     def remove(self) -> None:
         """Give the optimizer its whole state and its class back; all ranks call it together."""
-        self._optimizer.state = self.whole_state(self._optimizer)
+        self._optimizer.state = self.whole_state(self._optimizer)  # pyright: ignore[reportAttributeAccessIssue]
         self._optimizer.__class__ = self._kind
 
 

@@ -56,8 +56,10 @@ class StageTensor:
 
     def full_tensor(self) -> torch.Tensor:
         """It, in host memory, on all ranks, which call this together."""
-        is_owner = self._content is not None
-        content = on_host(self._content) if is_owner else torch.empty(self.shape, dtype=self.dtype)
+        if self._content is not None:
+            content = on_host(self._content)
+        else:
+            content = torch.empty(self.shape, dtype=self.dtype)
         if self._run.world_group and content.numel():
             self._run.world_group.broadcast(bytes_of(content), self._root, timeout=self._run.timeout)
         return content
@@ -153,7 +155,7 @@ class StageStates:
             described = unpack(self.run.broadcast(pack(_described(own)) if is_owner else b"", root))
             for number, entries in described.items():
                 state[number] = {
-                    key: self._held_by(root, *value[1:], own[number][key] if is_owner else None)
+                    key: self._held_by(root, value[1], value[2], own[number][key] if is_owner else None)
                     if value[0] == "tensor"
                     else value[1]
                     for key, value in entries.items()

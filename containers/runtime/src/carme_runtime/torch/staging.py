@@ -7,6 +7,7 @@ goes back.
 # As in backend.py.
 # pyright: reportMissingImports=false
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,14 +54,14 @@ class Chunks:
         memory = None
         if self._number is not None:
             memory = torch.from_numpy(context.segment_array(self._number))[: _SLOTS * _CHUNK]
-            code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+            code = int(_cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
             if code:
                 log.debug("The GPU cannot use shared memory (error %d); sums pass through a copy.", code)
                 memory = None
                 self._give_back()
         if memory is None:
             memory = torch.empty(_SLOTS * _CHUNK, dtype=torch.uint8, pin_memory=True)
-        self._slots = memory.split(_CHUNK)
+        self._slots: Sequence[torch.Tensor] = memory.split(_CHUNK)
         self._down, self._up = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._free: list[torch.cuda.Event | None] = [None] * len(self._slots)
 
@@ -68,7 +69,7 @@ class Chunks:
         """Let the memory go, when nothing passes any more."""
         self._up.synchronize()
         if self._number is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._slots[0].data_ptr())
+            _cudart().cudaHostUnregister(self._slots[0].data_ptr())
             self._slots = ()
             self._give_back()
 
@@ -132,6 +133,11 @@ class Chunks:
         event = torch.cuda.Event()
         event.record(stream)
         return event
+
+
+def _cudart() -> Any:
+    """CUDA's runtime, which pins memory."""
+    return torch.cuda.cudart()
 
 
 def _new_segment(context: Any, size: int) -> int | None:

@@ -68,7 +68,10 @@ class _Branches(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Their results, joined by channels or added."""
         parts = [branch(values) for branch in self.branches]
-        return torch.cat(parts, 1) if self.kind == "concat" else sum(parts[1:], parts[0])
+        if self.kind == "concat":
+            return torch.cat(parts, 1)
+        total: Any = sum(parts[1:], parts[0])  # typed as if it could be empty
+        return total
 
 
 class _Attention(nn.Module):

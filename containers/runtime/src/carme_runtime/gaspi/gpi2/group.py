@@ -31,8 +31,8 @@ from carme_runtime.gaspi.gpi2.calls import (
     Call,
 )
 from carme_runtime.gaspi.gpi2.group_registry import GroupRegistry
-from carme_runtime.gaspi.gpi2.letters import Letters, ReceivedLetter, SentLetter, memory
 from carme_runtime.gaspi.gpi2.mail import ABORTS, Mail
+from carme_runtime.gaspi.gpi2.point_to_point import PointToPoint, ReceiveRequest, SendRequest, memory
 
 SMALL = 4096  # bytes up to which everybody sends everything to everybody
 _FLOATING = range(4)
@@ -94,7 +94,7 @@ class Gpi2Group:
         self._worker: threading.Thread | None = None
         # Buffers of what nobody waits for: they stay as long as something is queued.
         self.unfinished = Unfinished()
-        self._letters = Letters(
+        self._point_to_point = PointToPoint(
             context.mail, self.ranks, self.index, self._key, self._broken.check, context.ping, self.unfinished
         )
         context.groups.add(self._key, self)
@@ -357,28 +357,28 @@ class Gpi2Group:
 
     def __del__(self) -> None:
         # Called while any lock may be held: it takes none.
-        if hasattr(self, "_letters"):
+        if hasattr(self, "_point_to_point"):
             self._waiting.put(None)
-            self._letters.close()
+            self._point_to_point.close()
             self._context.mail.forget(self._key)
 
-    # Letters
+    # Point-to-point messages
 
-    def send(self, member: int, at: int, size: int, tag: int, form: int) -> SentLetter:
+    def send(self, member: int, at: int, size: int, tag: int, form: int) -> SendRequest:
         """Begin to send a message to a member."""
         self._check_member(member)
-        return self._letters.send(member, at, size, tag, form)
+        return self._point_to_point.send(member, at, size, tag, form)
 
-    def receive(self, member: int, at: int, size: int, tag: int, form: int) -> ReceivedLetter:
+    def receive(self, member: int, at: int, size: int, tag: int, form: int) -> ReceiveRequest:
         """Begin to receive a message of a member."""
         self._check_member(member)
-        letter = self._letters.receive(member, at, size, tag, form)
-        letter.group = self
-        return letter
+        request = self._point_to_point.receive(member, at, size, tag, form)
+        request.group = self
+        return request
 
     def sender(self, tag: int, timeout: int) -> int:
         """A member whose message is there, and that no receive expects; -1: none until `timeout`."""
-        return self._letters.sender(tag, timeout)
+        return self._point_to_point.sender(tag, timeout)
 
     def _check_member(self, member: int) -> None:
         if not 0 <= member < self.size:

@@ -31,7 +31,7 @@ class GroupRegistry:
         with self._lock:
             self._generations[ranks] = self._generations.get(ranks, 0) + 1
             identity = repr((ranks, self._generations[ranks])).encode()
-        # The lowest bit distinguishes groups' keys from their letters'; small numbers are reserved.
+        # The lowest bit is set in keys of point-to-point messages only; small numbers are reserved.
         return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little") & ~1 | 2**63
 
     def add(self, key: int, group: Reported) -> None:

@@ -17,17 +17,17 @@ _FORM = struct.Struct("<I")
 _BETWEEN_PINGS = 1.0  # seconds, while a member waits for a message of any other
 
 
-class Letters:
-    """Those that a group's member sends to the others and expects of them.
+class PointToPoint:
+    """Sends and receives of a member of a group.
 
     Args:
-        mail: Of this process.
-        ranks: By member, its rank.
-        index: This one's number among the members.
-        key: The group's.
-        check: Called now and then while a thread waits; it raises why that is in vain.
-        ping: Whether a rank is there.
-        buffers: What holds them; it stays as long as something is to be sent.
+        mail: The mail of this process.
+        ranks: The rank of each member.
+        index: The index of this member.
+        key: The key of the group.
+        check: Called from time to time while a thread waits. It raises an error if the wait is in vain.
+        ping: Whether a rank is alive.
+        buffers: The owner of the sent memory. It is referenced while sends are pending.
     """
 
     def __init__(
@@ -43,54 +43,54 @@ class Letters:
         self._mail, self._ranks, self._index, self._key = mail, ranks, index, key
         self._check, self._ping, self._buffers = check, ping, buffers
         self._peers = [member for member in range(len(ranks)) if member != index]
-        # By member and tag, in the order in which they were requested; only who waits for one holds it.
-        self._expected: dict[tuple[int, int], deque[weakref.ref[ReceivedLetter]]] = {}
+        # By member and tag, in the order of the calls. Only callers hold strong references.
+        self._expected: dict[tuple[int, int], deque[weakref.ref[ReceiveRequest]]] = {}
         self._lock = threading.RLock()
-        self._next_sender = 0  # whose turn it is
-        # A thread holds letters by what is queued alone, so that it ends with them.
+        self._next_sender = 0  # the member to probe first
+        # The thread only references queued sends, so that it ends with them.
         self._posts: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._postman: threading.Thread | None = None
+        self._sender_thread: threading.Thread | None = None
 
     def close(self) -> None:
-        """Send what is queued, and no more."""
+        """Send all queued messages, then stop."""
         self._posts.put(None)
 
-    def send(self, member: int, at: int, size: int, tag: int, form: int) -> "SentLetter":
-        """Begin to send a message to a member."""
-        letter = SentLetter()
+    def send(self, member: int, at: int, size: int, tag: int, form: int) -> "SendRequest":
+        """Start a send to a member."""
+        request = SendRequest()
         content = memory(at, size)
 
         def post() -> None:
             try:
                 self._mail.post(self._ranks[member], self._key_of(tag), [content, _FORM.pack(form)])
             except GaspiError as error:
-                letter.error = error
+                request.error = error
             finally:
                 self._mail.has_posted()
-                letter.over.set()
+                request.over.set()
 
         self._mail.will_post()
         with self._lock:
-            if self._postman is None:
-                self._postman = threading.Thread(
+            if self._sender_thread is None:
+                self._sender_thread = threading.Thread(
                     target=_deliver, args=(self._posts,), name="carme-gpi2-post", daemon=True
                 )
-                self._postman.start()
+                self._sender_thread.start()
         self._posts.put(post)
-        return letter
+        return request
 
-    def receive(self, member: int, at: int, size: int, tag: int, form: int) -> "ReceivedLetter":
-        """Begin to receive a message of a member."""
-        letter = ReceivedLetter(self, member, tag, memory(at, size), form)
+    def receive(self, member: int, at: int, size: int, tag: int, form: int) -> "ReceiveRequest":
+        """Start a receive from a member."""
+        request = ReceiveRequest(self, member, tag, memory(at, size), form)
         with self._lock:
-            letters = self._expected.setdefault((member, tag), deque())
-            while letters and letters[0]() is None:
-                letters.popleft()
-            letters.append(weakref.ref(letter))
-        return letter
+            requests = self._expected.setdefault((member, tag), deque())
+            while requests and requests[0]() is None:
+                requests.popleft()
+            requests.append(weakref.ref(request))
+        return request
 
     def sender(self, tag: int, timeout: int) -> int:
-        """A member whose message is there, and that no receive expects; -1: none until `timeout`."""
+        """Return a member whose message has arrived without a receive; -1 after `timeout` ms."""
         end = time.monotonic() + timeout / 1000
         pinged_at = time.monotonic()
         while True:
@@ -111,54 +111,54 @@ class Letters:
             time.sleep(0.001)
 
     def rank_of(self, member: int) -> int:
-        """A member's rank."""
+        """Return the rank of a member."""
         return self._ranks[member]
 
-    def wait(self, letter: "ReceivedLetter", deadline: float | None) -> bool:
-        """Wait until a letter has its message; whether it has."""
-        rank, key = self._ranks[letter.member], self._key_of(letter.tag)
+    def wait(self, request: "ReceiveRequest", deadline: float | None) -> bool:
+        """Wait until a receive has its message. Return False at the deadline."""
+        rank, key = self._ranks[request.member], self._key_of(request.tag)
         while True:
-            self._distribute(letter.member, letter.tag)
-            if letter.has_come():
+            self._distribute(request.member, request.tag)
+            if request.has_arrived():
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-            self._mail.wait_for(rank, key, deadline, letter.has_come, self._check)
+            self._mail.wait_for(rank, key, deadline, request.has_arrived, self._check)
 
     def _distribute(self, member: int, tag: int) -> None:
-        """Give letters what has come, in their order. Letters that nobody has any more get nothing."""
+        """Assign arrived messages to receives, in order. Skip receives that no caller holds."""
         has_arrived = False
         with self._lock:
-            letters = self._expected.get((member, tag), ())
-            while letters:
-                if (letter := letters[0]()) is not None:
+            requests = self._expected.get((member, tag), ())
+            while requests:
+                if (request := requests[0]()) is not None:
                     message = self._mail.poll(self._ranks[member], self._key_of(tag))
                     if message is None:
                         break
-                    letter.message = message
+                    request.message = message
                     has_arrived = True
-                letters.popleft()
+                requests.popleft()
         if has_arrived:
             self._mail.wake()  # other threads may wait for them
 
     def _is_unexpected(self, member: int, tag: int) -> bool:
         with self._lock:
-            expected = sum(letter() is not None for letter in self._expected.get((member, tag), ()))
+            expected = sum(request() is not None for request in self._expected.get((member, tag), ()))
             return self._mail.waiting(self._ranks[member], self._key_of(tag)) > expected
 
     def _key_of(self, tag: int) -> int:
         return (self._key + ((tag << 1) | 1) % KEYS_OF_GROUP) % 2**64
 
 
-class SentLetter:
-    """A message to a member."""
+class SendRequest:
+    """A pending send."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
         self.error: GaspiError | None = None
 
     def wait(self, timeout: int) -> bool:
-        """Wait at most `timeout` milliseconds; whether it is over."""
+        """Wait at most `timeout` milliseconds. Return whether it is over."""
         over = self.over.wait(None if timeout < 0 else timeout / 1000)
         if over and self.error:
             raise self.error
@@ -169,30 +169,31 @@ class SentLetter:
         return self.over.is_set()
 
 
-class ReceivedLetter:
-    """A message of a member.
+class ReceiveRequest:
+    """A pending receive.
 
-    Its buffer is written by who waits for it or asks for it, and so has the buffer: nothing is written for a
-    letter that nobody has any more.
+    The thread that waits or polls writes the buffer. A receive that no caller holds writes nothing.
     """
 
-    def __init__(self, letters: Letters, member: int, tag: int, into: memoryview, form: int) -> None:
-        self._letters, self.member, self.tag = letters, member, tag
+    def __init__(
+        self, point_to_point: PointToPoint, member: int, tag: int, into: memoryview, form: int
+    ) -> None:
+        self._point_to_point, self.member, self.tag = point_to_point, member, tag
         self._into, self._form = into, _FORM.pack(form)
         self._lock = threading.Lock()
-        self.message: bytearray | None = None  # what has come
-        self.group: object = None  # which this holds: messages of a group that has ended are dropped
+        self.message: bytearray | None = None  # the arrived message
+        self.group: object = None  # keeps the group alive: an ended group drops its messages
         self._is_read = False
         self._error: GaspiError | None = None
 
-    def has_come(self) -> bool:
-        """Whether its message is there."""
+    def has_arrived(self) -> bool:
+        """Whether the message has arrived."""
         return self.message is not None
 
     def wait(self, timeout: int) -> bool:
-        """Wait at most `timeout` milliseconds; whether it is over."""
+        """Wait at most `timeout` milliseconds. Return whether it is over."""
         deadline = None if timeout < 0 else time.monotonic() + timeout / 1000
-        if not self.has_come() and not self._letters.wait(self, deadline):
+        if not self.has_arrived() and not self._point_to_point.wait(self, deadline):
             return False
         self._read()
         if self._error:
@@ -201,7 +202,7 @@ class ReceivedLetter:
 
     def done(self) -> bool:
         """Whether it is over."""
-        if not self.has_come() and not self._letters.wait(self, time.monotonic()):
+        if not self.has_arrived() and not self._point_to_point.wait(self, time.monotonic()):
             return False
         self._read()
         return True
@@ -215,7 +216,7 @@ class ReceivedLetter:
             if len(content) == len(self._into) and form == self._form:
                 self._into[:] = content
             else:
-                rank = self._letters.rank_of(self.member)
+                rank = self._point_to_point.rank_of(self.member)
                 self._error = Mismatch(
                     f"Rank {rank} sent a message of another size or type.",
                     "Send and receive the same number of elements of the same type.",
@@ -224,7 +225,7 @@ class ReceivedLetter:
 
 
 def memory(at: int, size: int) -> memoryview:
-    """The bytes at an address."""
+    """Return the bytes at an address as a view."""
     if not size:
         return memoryview(bytearray())
     return memoryview((ctypes.c_ubyte * size).from_address(at)).cast("B")
