@@ -17,6 +17,9 @@ REPORTED_LINES = 40
 # end may be the first half of "\r\n".
 _LINE_END = re.compile(r"\r?\n|\r(?!$|\n)")
 
+# What torch.distributed puts in front of each line of a traceback that nobody catches.
+_TORCH_LABEL = re.compile(r"\[rank\d+\]: ?")
+
 
 class Lines:
     """Cuts one rank's stream into lines and puts the rank in front of each."""
@@ -61,6 +64,7 @@ class Tail:
     def report(self) -> str:
         """From the traceback on, if there is one, else the last lines."""
         lines = [line.split("\r")[-1] for line in self._text.rstrip().replace("\r\n", "\n").split("\n")]
+        lines = [_TORCH_LABEL.sub("", line, count=1) if line.startswith("[rank") else line for line in lines]
         lines = lines[-REPORTED_LINES:]
         for index, line in enumerate(lines):
             if line.startswith("Traceback (most recent call last)"):
