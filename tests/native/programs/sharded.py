@@ -324,6 +324,16 @@ def mistakes() -> None:
     scheduler.step()
     assert type(optimizer).__name__ == "Renamed"
     assert optimizer.param_groups[0]["lr"] < 0.1
+    optimizer.zero_grad()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 32)).sum()).backward()
+    try:
+        scaler.step(optimizer)
+    except InvalidCall as error:
+        assert "GradScaler cannot use one" in str(error), error
+        assert "bfloat16" in str(error), error
+    else:
+        raise AssertionError("GradScaler was not refused")
     for use in (
         lambda: copy.deepcopy(optimizer),
         lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
