@@ -267,7 +267,8 @@ class Parallel:
         if any(id(p) not in known for g in optimizer.param_groups for p in g["params"] if p.requires_grad):
             raise InvalidCall(
                 "The optimizer has parameters that the model does not have.",
-                "Make the optimizer with model.parameters(), and give both to parallelize.",
+                "Make the optimizer with model.parameters(), and give both to parallelize. If it trains "
+                "several models, give these as one torch.nn.ModuleDict.",
             )
         if shard:
             check_optimizer(optimizer, self._parameters)
