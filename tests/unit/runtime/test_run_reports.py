@@ -59,11 +59,12 @@ def report(ranks: int, events: list[dict[str, Any]], capfd: pytest.CaptureFixtur
 def test_a_failure_after_ranks_that_ended_well_names_these(
     ended: list[int], named: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    events = [*(exits(rank, 0) for rank in ended), error_output(0, "Rank 1 was lost\n"), exits(0, 1)]
+    error = "Traceback (most recent call last):\nPeerLost: Rank 1 was lost\n"
+    events = [*(exits(rank, 0) for rank in ended), error_output(0, error), exits(0, 1)]
     assert report(12, [*events, exits(11, 0)], capfd) == (
         f"Rank 0 on n1 ended with exit code 1, so the others were stopped. {named} had ended with exit code "
         "0 before. If rank 0 waited for one that had ended, let all ranks make the same number of steps. "
-        "The last error output of rank 0:\nRank 1 was lost\n"
+        f"The last error output of rank 0:\n{error}"
     )
 
 
@@ -71,6 +72,10 @@ def test_other_failures_name_no_rank_that_ended_well(capfd: pytest.CaptureFixtur
     stopped = "so the others were stopped."
     wrong = report(2, [error_output(0, "wrong\n"), exits(0, 1), exits(1, 0)], capfd)
     assert wrong == f"Rank 0 on n1 ended with exit code 1, {stopped} Its last error output:\nwrong\n"
+    refused = report(2, [exits(1, 0), error_output(0, "carme-run --plan: no plan\n"), exits(0, 2)], capfd)
+    assert refused == (
+        f"Rank 0 on n1 ended with exit code 2, {stopped} Its last error output:\ncarme-run --plan: no plan\n"
+    )
     killed = report(2, [exits(1, 0), exits(0, -9)], capfd)
     assert "SIGKILL" in killed
     assert "exit code 0" not in killed
