@@ -102,7 +102,7 @@ def test_scripts(launcher, tmp_path, monkeypatch, backend, nodes, what):
         *(
             (backend, what)
             for backend in ("torch", "tensorflow")
-            for what in ("optimizers", "outputs", "stopping")
+            for what in ("optimizers", "outputs", "stopping", "numbering")
         ),
         ("torch", "workers"),
         ("tensorflow", "texts"),

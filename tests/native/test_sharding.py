@@ -34,6 +34,11 @@ def test_a_divided_optimizer_takes_the_other_options(launcher, nodes, kind):
     launcher.run("parallel", nodes, kind)
 
 
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_models_of_one_optimizer_that_are_called_one_by_one_train_as_in_one_process(launcher, nodes):
+    launcher.run("sharded", nodes, "members")
+
+
 def test_what_cannot_be_divided_is_refused(launcher):
     launcher.run("sharded", [0, 0], "mistakes")
 

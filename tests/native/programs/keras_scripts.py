@@ -170,6 +170,30 @@ def layers_with_state():
     assert len(weights) == 8
 
 
+def numbering():
+    """Ranks may have built other layers before: Keras numbers the next ones otherwise there."""
+
+    def build():
+        layers = [keras.layers.Dense(6, activation="tanh") for _ in range(3)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    keras.utils.clear_session()
+    for _ in range(8 * rank):
+        keras.layers.Dense(1)
+    keras.utils.set_random_seed(7)
+    ours = build()
+    assert ours.layers[2].name == ("dense_2", "dense_10")[rank]
+    weights = ours.get_weights()
+    tnt.Model(ours).fit(x, x, 16, epochs=2, shuffle=False, verbose=0)
+    alone = build()
+    alone.set_weights(weights)
+    alone.fit(x, x, 16, epochs=2, shuffle=False, verbose=0)
+    for weight, expected in zip(ours.get_weights(), alone.get_weights(), strict=True):
+        assert np.allclose(weight, expected, 1e-4, 1e-6)
+
+
 def micro_batches():
     class Count(keras.callbacks.Callback):
         batches = 0
@@ -519,6 +543,7 @@ def overlap():
         backup,
         saving,
         layers_with_state,
+        numbering,
         micro_batches,
         sequential,
         optimizers,

@@ -1,6 +1,7 @@
 """Training with a divided optimizer against `parallelize` with a whole one, on the same ranks.
 
-Argument 1: `optimizers`, `state`, `travel`, `gradients`, `layout`, `again`, `mistakes` or `alone`.
+Argument 1: `optimizers`, `state`, `travel`, `gradients`, `layout`, `again`, `members`,
+`mistakes` or `alone`.
 """
 
 # pyright: reportMissingImports=false, reportOptionalMemberAccess=false
@@ -279,6 +280,35 @@ def again() -> None:
             each[0].requires_grad_(True)  # pyright: ignore[reportIndexIssue]
 
 
+def members() -> None:
+    """Models that one optimizer trains, called one by one: as one process on the whole batch."""
+
+    def build_both() -> nn.ModuleDict:
+        torch.manual_seed(7)
+        return nn.ModuleDict({"encode": nn.Linear(32, 8), "decode": nn.Linear(8, 32)})
+
+    def step(model: nn.ModuleDict, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+        nn.functional.mse_loss(model["decode"](model["encode"](x)), x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"overlap_step": True},
+        {"shard_optimizer": True, "overlap_step": True},
+        {"start": "streamed"},
+    )
+    for options in kinds:
+        plain, ours = build_both(), build_both()
+        plain_optimizer, optimizer = (torch.optim.AdamW(each.parameters(), 1e-2) for each in (plain, ours))
+        parallelize(ours, optimizer, **options)
+        for seed in range(4):
+            x = torch.randn(4 * size, 32, generator=torch.Generator().manual_seed(seed))
+            step(plain, plain_optimizer, x)
+            step(ours, optimizer, x[rank::size])
+        compare(ours, plain, f"members {options}")
+
+
 def mistakes() -> None:
     def refused(make: Any, *words: str, **options: Any) -> None:
         model = build()
@@ -308,6 +338,8 @@ def mistakes() -> None:
     refused(lambda m: torch.optim.SGD(m[0].parameters(), lr=0.1), "4 of the 6", "freeze")
     refused(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), "wire", wire="bf16")
     refused(scheduled, "scheduler", "shard_optimizer")
+    others = [nn.Parameter(torch.ones(1))]
+    refused(lambda m: torch.optim.SGD([*m.parameters(), *others], lr=0.1), "several models", "ModuleDict")
     model = build()
     model.to(torch.complex64)
     try:
@@ -324,6 +356,16 @@ def mistakes() -> None:
     scheduler.step()
     assert type(optimizer).__name__ == "Renamed"
     assert optimizer.param_groups[0]["lr"] < 0.1
+    optimizer.zero_grad()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 32)).sum()).backward()
+    try:
+        scaler.step(optimizer)
+    except InvalidCall as error:
+        assert "GradScaler cannot use one" in str(error), error
+        assert "bfloat16" in str(error), error
+    else:
+        raise AssertionError("GradScaler was not refused")
     for use in (
         lambda: copy.deepcopy(optimizer),
         lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),

@@ -11,6 +11,20 @@ from carme_runtime.torch.options import Options
 from carme_runtime.torch.parallel import Parallel
 
 
+class _ParallelModel(Parallel):
+    """Takes parameters in the order of the variables.
+
+    PyTorch sorts them by paths, which hold the numbers that Keras gives layers: on a rank that has built more
+    layers before, `dense_10` comes before `dense_9`, and others' `dense_1` before `dense_2`.
+    """
+
+    @staticmethod
+    def parameters_of(model: Any) -> list[Any]:
+        """All parameters of a model, in an order that ranks have in common."""
+        places = {id(variable.value): place for place, variable in enumerate(model.variables)}
+        return sorted(model.parameters(), key=lambda parameter: places.get(id(parameter), len(places)))
+
+
 class Gradients:
     """The gradients of one model: its optimizer gets those of the mean loss over the global batch."""
 
@@ -33,7 +47,7 @@ class Gradients:
             self._parallel.detach()
         if arrivals:
             note_arrivals(model, arrivals)
-        self._parallel = Parallel(model, None, Options(start=STREAMED if arrivals else ""))
+        self._parallel = _ParallelModel(model, None, Options(start=STREAMED if arrivals else ""))
         return set() if arrivals else {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
     def detach(self) -> None:

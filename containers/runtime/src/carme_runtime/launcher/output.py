@@ -12,10 +12,14 @@ from collections.abc import Callable
 LONGEST_LINE = 2**16  # characters; a longer line is shown in pieces, so that it need not be kept whole
 TAIL = 2**14  # characters of each rank's error output that are kept for the report
 REPORTED_LINES = 40
+TRACEBACK = "Traceback (most recent call last)"  # how Python's reports of errors begin
 
 # A carriage return alone ends a line too: progress bars redraw themselves with it. One at the very
 # end may be the first half of "\r\n".
 _LINE_END = re.compile(r"\r?\n|\r(?!$|\n)")
+
+# What torch.distributed puts in front of each line of a traceback that nobody catches.
+_TORCH_LABEL = re.compile(r"\[rank\d+\]: ?")
 
 
 class Lines:
@@ -61,9 +65,10 @@ class Tail:
     def report(self) -> str:
         """From the traceback on, if there is one, else the last lines."""
         lines = [line.split("\r")[-1] for line in self._text.rstrip().replace("\r\n", "\n").split("\n")]
+        lines = [_TORCH_LABEL.sub("", line, count=1) if line.startswith("[rank") else line for line in lines]
         lines = lines[-REPORTED_LINES:]
         for index, line in enumerate(lines):
-            if line.startswith("Traceback (most recent call last)"):
+            if line.startswith(TRACEBACK):
                 lines = lines[index:]
                 break
         return "\n".join(lines).strip("\n")

@@ -13,13 +13,14 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
 from carme_runtime.fabric.members import Members
 from carme_runtime.launcher.help import Section, help_link
-from carme_runtime.launcher.output import Lines, Printer, Tail
+from carme_runtime.launcher.output import TRACEBACK, Lines, Printer, Tail
 from carme_runtime.launcher.placement import Place, rank_environment
 from carme_runtime.launcher.rank_options import RankOptions
 from carme_runtime.ranks import without_secrets
 from carme_runtime.scaling import ending
 
 INTERRUPT_GRACE = 10.0  # seconds that ranks have to end by themselves after Ctrl-C
+NAMED_RANKS = 8  # of those that ended well before another one failed
 BROKEN_OUTPUT = 128 + signal.SIGPIPE
 
 
@@ -68,6 +69,7 @@ class Run:
             place.member.number: place.member.host for place in places
         }  # nodes that still run ranks
         self._failed: tuple[int, int] | None = None  # rank and code of the first that failed
+        self._ended_well: list[int] = []  # ranks that ended with 0 by themselves while none had failed
         self._trouble: tuple[int, str] | None = None  # exit code and sentence, where no rank is to blame
         self.lost: set[int] = set()  # ranks that were killed, but not by this run
         self.lost_hosts: list[str] = []
@@ -144,6 +146,8 @@ class Run:
         elif kind == "exit":
             if event["code"] < 0 and event["code"] != -signal.SIGTERM and not event["stopped"]:
                 self.lost.add(event["rank"])
+            if event["code"] == 0 and not self._failed and not self._stopping:
+                self._ended_well.append(event["rank"])
             if event["code"] != 0 and not self._failed and not self._stopping:
                 self._failed = (event["rank"], event["code"])
                 if not self._interrupts:
@@ -252,9 +256,25 @@ class Run:
             return ""
         if meaning := self._explains(tail):
             sentence += f" {meaning}"
+        heading = "Its last error output"
+        # The rank's own error can only say that another one was lost. One that carme-run ends says all.
+        if code == 1 and TRACEBACK in tail and (ended := self._shown_ended_well()):
+            sentence += (
+                f" {ended} had ended with exit code 0 before. If rank {rank} waited for one that had ended, "
+                "let all ranks make the same number of steps."
+            )
+            heading = f"The last error output of rank {rank}"
         if tail:
-            sentence += f" Its last error output:\n{tail}"
+            sentence += f" {heading}:\n{tail}"
         return f"{sentence}{help_link(Section.FAILURE)}\n"
+
+    def _shown_ended_well(self) -> str:
+        """Which ranks ended well before one failed, as the subject of a sentence; empty where none did."""
+        ranks = [str(rank) for rank in sorted(self._ended_well)]
+        if len(ranks) > NAMED_RANKS:
+            return f"{len(ranks)} ranks"
+        first = ", ".join(ranks[:-1])
+        return f"Ranks {first} and {ranks[-1]}" if first else f"Rank {ranks[0]}" if ranks else ""
 
     def _in_loop(self, call: Any, *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over

@@ -58,6 +58,20 @@ class Divided(torch.Tensor):
         return _call(func, name, args, kwargs, name in ("detach_",))
 
 
+def _refusal(name: str) -> InvalidCall:
+    """The error for the call `name` of a gradient that is divided."""
+    if name.startswith("_amp_"):  # of GradScaler, which looks for infinities in all gradients
+        return InvalidCall(
+            "With shard_optimizer gradients are divided among the ranks: GradScaler cannot use one.",
+            "Use torch.autocast with bfloat16, which needs no GradScaler, or leave shard_optimizer out.",
+        )
+    return InvalidCall(
+        f"With shard_optimizer gradients are divided among the ranks: {name} cannot use one.",
+        "Call optimizer.zero_grad() before each step's first pass, clip with clip_norm= and "
+        "add passes up with accumulate= of parallelize; or leave shard_optimizer out.",
+    )
+
+
 def _call(func: Any, name: str, args: Any, kwargs: Any, harmless: bool) -> Any:
     zeroes = name in _ZERO
     if not harmless:
@@ -65,11 +79,7 @@ def _call(func: Any, name: str, args: Any, kwargs: Any, harmless: bool) -> Any:
             if isinstance(leaf, Divided):
                 leaf._zeroed = leaf._zeroed or zeroes
                 if not leaf._zeroed:
-                    raise InvalidCall(
-                        f"With shard_optimizer gradients are divided among the ranks: {name} cannot use one.",
-                        "Call optimizer.zero_grad() before each step's first pass, clip with clip_norm= and "
-                        "add passes up with accumulate= of parallelize; or leave shard_optimizer out.",
-                    )
+                    raise _refusal(name)
     args, kwargs = tree_map_only(Divided, lambda leaf: leaf._memory, (args, kwargs or {}))
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)

@@ -41,7 +41,7 @@ from carme_runtime.torch.stepping import step_in_parts
 from carme_runtime.torch.streaming import check_streamable, stream
 from carme_runtime.torch.weighting import Weighting
 
-__all__ = ["Parallel", "join_run", "parallelize", "trained"]
+__all__ = ["Parallel", "join_run", "parallelize"]
 
 _JOIN = timedelta(seconds=600)
 _BROADCAST_BYTES = 250 << 20
@@ -153,7 +153,7 @@ class Parallel:
         self._size = dist.get_world_size() if dist.is_initialized() else 1
         is_shared = self._size > 1
         self._group = core_group()
-        self._parameters = trained(model)
+        self._parameters = self._trained(model)
         self._buffers = list(model.buffers()) if options.broadcast_buffers and is_shared else []
         shard, self._shards = options.shard_optimizer and is_shared, None
         if optimizer:
@@ -218,9 +218,18 @@ class Parallel:
 
     # -- for trainers with a loop of their own
 
+    @staticmethod
+    def parameters_of(model: nn.Module) -> list[nn.Parameter]:
+        """All parameters of a model, in an order that ranks have in common."""
+        return list(model.parameters())
+
+    def _trained(self, model: nn.Module) -> list[nn.Parameter]:
+        """The parameters of a model that have gradients."""
+        return [parameter for parameter in self.parameters_of(model) if parameter.requires_grad]
+
     def covers(self, model: nn.Module) -> bool:
         """Whether these are the parameters that `model` trains now."""
-        now = trained(model)
+        now = self._trained(model)
         return len(now) == len(self._parameters) and all(
             a is b for a, b in zip(now, self._parameters, strict=True)
         )
@@ -258,7 +267,8 @@ class Parallel:
         if any(id(p) not in known for g in optimizer.param_groups for p in g["params"] if p.requires_grad):
             raise InvalidCall(
                 "The optimizer has parameters that the model does not have.",
-                "Make the optimizer with model.parameters(), and give both to parallelize.",
+                "Make the optimizer with model.parameters(), and give both to parallelize. If it trains "
+                "several models, give these as one torch.nn.ModuleDict.",
             )
         if shard:
             check_optimizer(optimizer, self._parameters)
@@ -310,7 +320,7 @@ class Parallel:
             return True
         settle_arrivals(self._model)
         with torch.no_grad():
-            parameters = () if streams else self._model.parameters()
+            parameters = () if streams else self.parameters_of(self._model)
             for tensor in (*parameters, *self._model.buffers()):
                 whole = tensor.detach().contiguous()
                 dist.broadcast(whole, src=0)
@@ -553,11 +563,6 @@ def _attached(model: nn.Module) -> list[Parallel]:
     """What was attached to a model and was not detached."""
     hooks = [hook for hook in model._forward_pre_hooks.values() if isinstance(hook, _BeforeForward)]
     return [hook.parallel for hook in hooks if hook.parallel]
-
-
-def trained(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a model that have gradients."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _weakly(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:
