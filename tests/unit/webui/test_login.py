@@ -249,7 +249,8 @@ def test_the_console_script_takes_hyphens(monkeypatch, capsys) -> None:
     assert User.objects.get().username == "carol"
 
 
-def test_only_the_command_for_that_examines_the_portals_code(db, monkeypatch, capsys) -> None:
+@pytest.mark.django_db(transaction=True)
+def test_only_the_command_for_that_examines_the_portals_code(monkeypatch) -> None:
     """Each other one would load all pages first."""
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "carme_webui.settings")
     examining: list[str] = []
