@@ -162,8 +162,8 @@ class Job:
         )
         self.greeting = [self.first.line(), self.first.line()]
         self.joined = [self.join(index) for index in range(1, len(hosts) if joining else 1)]
-        for agent, host in zip(self.joined, hosts[1:], strict=False):
-            agent.wait_for_error(f"{host} joined")
+        for joined, host in zip(self.joined, hosts[1:], strict=False):
+            joined.wait_for_error(f"{host} joined")
 
     def encryption(self, certificate: Path) -> list[str]:
         return ["--certificate", str(certificate)] if self.encrypted else []
