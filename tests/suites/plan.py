@@ -72,13 +72,17 @@ def run_quick_lint(files: tuple[str, ...]) -> int:
     return code
 
 
-def _processes() -> tuple[str, ...]:
-    """Options of pytest: in how many processes it runs tests; two, or CARME_PROCESSES.
+def _processes(number: int) -> tuple[str, ...]:
+    """Options of pytest: in how many processes it runs tests, unless CARME_PROCESSES names another number.
 
-    Each begins with its own half of the files, so that what a file's tests share is made once, and helps the
-    other at the end.
+    Each begins with its own part of the files, so that what a file's tests share is made once, and helps the
+    others at the end.
+
+    Args:
+        number: As many as keep two processors busy. The unit tests compute for less than half of their time;
+            then they wait for programs and pages.
     """
-    return "--numprocesses", os.environ.get("CARME_PROCESSES") or "2", "--dist", "worksteal"
+    return "--numprocesses", os.environ.get("CARME_PROCESSES") or str(number), "--dist", "worksteal"
 
 
 def _pictures() -> dict[str, str]:
@@ -180,12 +184,12 @@ class Plan:
 
     def _unit(self) -> None:
         debian.prepare_unit()
-        self._pytest("unit", *_processes(), "--durations", "25", *self._targets("tests/unit"))
+        self._pytest("unit", *_processes(3), "--durations", "25", *self._targets("tests/unit"))
         if self._request.is_whole and debian.prepare_postgresql():
             name = "unit: on PostgreSQL"
             command = [self._python, "-m", "pytest", "-p", "no:cacheprovider", self._runner.junit(name)]
             database = [self._python, "tests/real_postgresql.py"]
-            self._runner.run(name, *database, *command, *_processes(), *ON_POSTGRESQL)
+            self._runner.run(name, *database, *command, *_processes(2), *ON_POSTGRESQL)
 
     def _native(self) -> None:
         native = prepare_native(self._python)

@@ -226,7 +226,10 @@ async def test_a_silent_node_loses_its_sessions_until_it_is_back(
 
 
 @pytest.mark.parametrize("published", ["silent", "taken from the job"])
-async def test_a_session_that_has_lost_a_node_says_so(site: Any, published: str) -> None:
+async def test_a_session_that_has_lost_a_node_says_so(
+    site: Any, published: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carme.broker.watch.CLUSTER_AT_MOST_EVERY", 0.5)
     site.slurm.jobs = [JOB | {"N": "n[1-2]"}]
     await reaches(site, SessionState.STARTING)
     site.act("hub", trusted=True)
@@ -477,7 +480,10 @@ async def test_a_broker_that_ended_before_it_stored_a_lost_jobs_new_number_finds
         assert [session.job_id for session in await site.client.sessions(active=False)] == [107]
 
 
-async def test_a_lost_session_waits_for_the_accounting(site: Any, order: JobRequest) -> None:
+async def test_a_lost_session_waits_for_the_accounting(
+    site: Any, order: JobRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carme.broker.watch.CLOSE_AGAIN_SECONDS", 0.5)
     lost = await submitted(site, order)
     site.slurm.account(recorded(lost, "PENDING"))
     for program in ("sacct", "sacctmgr"):

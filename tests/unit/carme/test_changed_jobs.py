@@ -202,7 +202,10 @@ async def test_a_suspended_session_says_so_and_its_time_stands_still(site: Any) 
     assert given.ends == datetime.fromtimestamp(ends + 420 + 600, UTC)
 
 
-async def test_where_slurm_itself_suspends_jobs_it_is_reported(site: Any) -> None:
+async def test_where_slurm_itself_suspends_jobs_it_is_reported(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carme.broker.watch.CLUSTER_AT_MOST_EVERY", 0.5)
     partitions = site.slurm.state / "partitions"
     partitions.write_text(partitions.read_text().replace(" State=UP", " PreemptMode=GANG,SUSPEND State=UP"))
     cluster = await site.client.cluster()

@@ -239,7 +239,8 @@ def settings(settings: Settings, exporter: Exporter) -> Settings:
     return settings.model_copy(update={"monitoring": place})
 
 
-async def test_the_broker_takes_the_address_from_slurm(site: Any) -> None:
+async def test_the_broker_takes_the_address_from_slurm(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carme.broker.watch.CLUSTER_AT_MOST_EVERY", 0.5)
     nodes = f"NodeName={ELSEWHERE} NodeAddr=127.0.0.1 CPUTot=8 RealMemory=16000 State=MIXED Partitions=gpu \n"
     (site.slurm.state / "nodes").write_text(nodes)
     site.slurm.jobs = [

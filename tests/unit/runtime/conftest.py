@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,12 @@ from memory_cgroups import cgroup  # noqa: F401  # a fixture
 from patience import HANG
 
 AGENT = [sys.executable, "-m", "carme_runtime.fabric.command"]
+#: Takes another agent for lost after 14 s of silence in place of 35. It is for tests of that alone: one that
+#: gets no processor for so long is lost, too.
+IMPATIENT_AGENT = [
+    *(sys.executable, "-c"),
+    "from carme_runtime.fabric import agent, command; agent.BEAT_SECONDS = 2.0; command.main()",
+]
 RUN = [sys.executable, "-m", "carme_runtime.launcher.command"]
 HUB_TOKEN = "5b7e3c2f90d14a6b8c1d2e3f40516273"
 PATIENCE = HANG
@@ -127,8 +134,10 @@ class Job:
         *,
         joining: bool = True,
         encrypted: bool = True,
+        agent: list[str] = AGENT,
     ) -> None:
         self.folder = folder
+        self.agent = agent
         self.encrypted = encrypted
         self.processes: list[Process] = []
         self.key_file = private_file(folder / "fabric.key", secrets.token_hex(32))
@@ -143,7 +152,7 @@ class Job:
         command = ["sh", "-c", "echo $TOKEN; echo $CARME_AGENT; read line; exit ${line:-0}", ""]
         self.first = self.start(
             [
-                *(*AGENT, "--nodes", str(len(hosts)), "--key-file", str(self.key_file)),
+                *(*agent, "--nodes", str(len(hosts)), "--key-file", str(self.key_file)),
                 *self.encryption(self.certificate),
                 *("--listen", "127.0.0.1"),
                 *("--announce", str(self.announce), "--announce", str(self.announce_too)),
@@ -153,8 +162,8 @@ class Job:
         )
         self.greeting = [self.first.line(), self.first.line()]
         self.joined = [self.join(index) for index in range(1, len(hosts) if joining else 1)]
-        for agent, host in zip(self.joined, hosts[1:], strict=False):
-            agent.wait_for_error(f"{host} joined")
+        for joined, host in zip(self.joined, hosts[1:], strict=False):
+            joined.wait_for_error(f"{host} joined")
 
     def encryption(self, certificate: Path) -> list[str]:
         return ["--certificate", str(certificate)] if self.encrypted else []
@@ -187,7 +196,7 @@ class Job:
         where = ["--key-file", str(key_file or self.key_file), "--join", f"127.0.0.1:{port or self.port}"]
         where += self.encryption(certificate or self.certificate)
         environment = self.node_environment(index)
-        return self.start([*AGENT, *where, "--socket", str(self.socket(index))], environment)
+        return self.start([*self.agent, *where, "--socket", str(self.socket(index))], environment)
 
     def launch(self, *arguments: str, node: int = 0, environment: Mapping[str, str] | None = None) -> Process:
         """Start carme-run on a node, with `environment` added to its own."""
@@ -291,7 +300,7 @@ def witness() -> Iterator[Witness]:
 def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def make(*hosts: str, devices: list[str] | None = None, **options: bool) -> Job:
+    def make(*hosts: str, devices: list[str] | None = None, **options: Any) -> Job:
         jobs.append(Job(tmp_path, list(hosts), devices, **options))
         return jobs[-1]
 

@@ -21,6 +21,8 @@ from carme_runtime.petri import Memory
 from carme_runtime.petri.channel import Reader, encode
 from patience import HANG
 
+from .conftest import IMPATIENT_AGENT
+
 # Two tasks that need the GPU of their node meet: so they run at the same time, on two nodes.
 SCRIPT = """
 import json, os, sys
@@ -80,8 +82,8 @@ def start(make_job: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     os.mkfifo(tmp_path / "stays")
     os.mkfifo(tmp_path / "never")
 
-    def begin() -> tuple[Any, Any]:
-        job = make_job("n1", "n2")
+    def begin(**options: Any) -> tuple[Any, Any]:
+        job = make_job("n1", "n2", **options)
         environment = job.node_environment(0) | {"CARME_AGENT": str(job.socket(0))}
         command = [sys.executable, str(tmp_path / "spread.py"), str(tmp_path / "run")]
         return job, job.start(command, environment)
@@ -139,7 +141,7 @@ def test_a_worker_of_another_node_is_killed(start: Callable[..., Any], tmp_path:
 def test_the_tasks_of_a_node_that_stands_still_run_on_the_others(start: Callable[..., Any], tmp_path: Path):
     """When it goes on, what it does no longer counts, and its workers end."""
     (tmp_path / "stay").touch()
-    job, process = start()
+    job, process = start(agent=IMPATIENT_AGENT)
     worker = int((tmp_path / "stays").read_text())
     node = processes_of(job)
     assert worker in node

@@ -15,6 +15,7 @@ from allauth.core.internal import ratelimit
 from celery.exceptions import Retry
 from django.conf import settings as django_settings
 from django.core.management import CommandError, call_command
+from django.core.management.base import BaseCommand
 
 from carme_webui.accounts import login, tasks
 from carme_webui.accounts.identity import register_hub
@@ -246,6 +247,18 @@ def test_the_console_script_takes_hyphens(monkeypatch, capsys) -> None:
     main()
     assert json.loads(capsys.readouterr().out)["created"]
     assert User.objects.get().username == "carol"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_only_the_command_for_that_examines_the_portals_code(monkeypatch) -> None:
+    """Each other one would load all pages first."""
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "carme_webui.settings")
+    examining: list[str] = []
+    monkeypatch.setattr(BaseCommand, "check", lambda self, **_: examining.append(type(self).__module__))
+    for command in (["sync-clients"], ["migrate", "--check"], ["check"]):
+        monkeypatch.setattr(sys, "argv", ["carme-portal", *command])
+        main()
+    assert examining == ["django.core.management.commands.check"]
 
 
 def test_add_user_needs_a_password(db, monkeypatch, capsys) -> None:

@@ -12,7 +12,7 @@ from playwright.async_api import Page, expect
 
 from patience import HANG
 
-from .front import BASE, Front, has_loaded
+from .front import BASE, Front, has_loaded, hurry
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -106,6 +106,7 @@ async def test_axe_finds_nothing_in_carmes_parts_of_jupyterlab(front: Front, pag
     status |= {"warned": [], "warned_idle": []}
     front.pages = {"/jobs/123/use/": USE, f"{BASE}carme/home": json.dumps(HOME)}
     found: list[str] = []
+    await hurry(page)
     for theme in ("light", "dark"):
         front.status, front.portal_reply, front.gone = status, None, 0
         await page.goto(f"{front.url}{BASE}lab?reset")

@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Locator, Page, expect
 
 from ..conftest import eventually
-from .front import BASE, Front, launcher_has_focus
+from .front import BASE, Front, hurry, launcher_has_focus
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -84,6 +84,7 @@ async def test_tiles_panel_and_time_are_used_by_keyboard(front: Front, page: Pag
 
 
 async def test_the_dialog_of_the_end_is_used_by_keyboard(front: Front, page: Page) -> None:
+    await hurry(page)
     await page.goto(f"{front.url}{BASE}lab?reset")
     await launcher_has_focus(page)
     front.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}

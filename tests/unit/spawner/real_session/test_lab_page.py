@@ -12,7 +12,7 @@ from playwright.async_api import Page, expect
 from patience import HANG
 
 from ..conftest import eventually
-from .front import BASE, STOPPED, UNREACHED, Front, has_loaded
+from .front import BASE, STOPPED, UNREACHED, Front, has_loaded, hurry
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -52,6 +52,7 @@ async def test_what_is_typed_while_kernel_or_terminal_connect_is_not_lost(front:
 
 
 async def test_starting_again_without_the_portals_answer_leads_to_its_page(front: Front, page: Page) -> None:
+    await hurry(page)
     await page.goto(f"{front.url}{BASE}lab?reset")
     await has_loaded(page)
     await front.lose_server()
@@ -266,6 +267,7 @@ CONNECT = (
 async def test_the_end_of_the_session_is_reported_with_its_cause_and_nothing_is_queried_any_more(
     front: Front, page: Page
 ) -> None:
+    await hurry(page)
     await page.goto(f"{front.url}{BASE}lab")
     await has_loaded(page)
     # The node does not answer: that is no end yet.
