@@ -57,7 +57,10 @@ def write(result: Result, docs: Path, command: str | None = None, machine: str |
     page = docs / PAGE
     text = page.read_text()
     block = block_of(text)
-    command, machine = command or kept(block, "command", "`"), machine or kept(block, "machine", "")
+    command, machine = (
+        command or current_line(block, "command", "`"),
+        machine or current_line(block, "machine", ""),
+    )
     before, after = text.split(BEGIN, 1)[0], text.split(END, 1)[1]
     page.write_text(before + BEGIN + run(result, command, machine) + END + after)
     (docs / f"{NAME}.html").write_text(report.page(result))
@@ -72,7 +75,7 @@ def block_of(page: str) -> str:
     return page[begin + len(BEGIN) : end]
 
 
-def kept(block: str, name: str, quote: str) -> str:
+def current_line(block: str, name: str, quote: str) -> str:
     """A line of the page as it is. Raises SystemExit where it has none."""
     found = re.search(rf"^- {name}: {quote}(.+?){quote}$", block, re.MULTILINE)
     if not found:
@@ -139,8 +142,8 @@ def table(result: Result) -> list[str]:
         for row in result.of(name, ranks)
     }
     order = [each.row for each in standings(result, network, most)]
-    others = dict.fromkeys(key[0] for key in rows if key[0] not in {row.contestant for row in order})
-    order += [next(row for key, row in rows.items() if key[0] == name) for name in others]
+    unranked = dict.fromkeys(key[0] for key in rows if key[0] not in {row.contestant for row in order})
+    order += [next(row for key, row in rows.items() if key[0] == name) for name in unranked]
     head = ["contestant", *(f"{name_of(name)}, {counted(ranks)}" for name, ranks in columns)]
     head += [f"start on {counted(most)}", "memory of a rank", "lines"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]

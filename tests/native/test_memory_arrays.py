@@ -84,11 +84,11 @@ def test_an_array_that_is_a_copy_keeps_nothing_in_memory(tmp_path: Path, copy: s
     with carme_runtime.memory(limit(), tmp_path) as budget:
         tensor = torch.ones(FLOATS)
         array = COPIES[copy](tensor)
-        other = torch.ones(FLOATS)  # what is let go is so before the next operation
+        later = torch.ones(FLOATS)  # what is let go is so before the next operation
         assert budget._operations is not None
         block = budget._operations.block_of(tensor)
         assert block is not None and not block.pins
-        assert array.flat[-1] in (1, 1 - 1j) and other[0] == 1
+        assert array.flat[-1] in (1, 1 - 1j) and later[0] == 1
 
 
 def test_hooks_of_backward_passes_may_look_as_well(tmp_path: Path) -> None:

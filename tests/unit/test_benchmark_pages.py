@@ -57,7 +57,9 @@ def test_the_page_of_the_comparison_is_of_the_run_beside_it() -> None:
     result = compare_page.load(FOLDER / "compare-demo.json")
     text = (FOLDER / "compare.md").read_text()
     block = compare_page.block_of(text)
-    named = [compare_page.kept(block, name, quote) for name, quote in (("command", "`"), ("machine", ""))]
+    named = [
+        compare_page.current_line(block, name, quote) for name, quote in (("command", "`"), ("machine", ""))
+    ]
     assert block == compare_page.run(result, *named), f"Use: python {compare_page.__file__} RESULT"
     picture = (FOLDER.parent / compare_page.PICTURE).read_text()
     assert picture == compare_page.picture(result) and "currentColor" not in picture

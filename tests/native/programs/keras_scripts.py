@@ -183,14 +183,14 @@ def numbering():
     for _ in range(8 * rank):
         keras.layers.Dense(1)
     keras.utils.set_random_seed(7)
-    ours = build()
-    assert ours.layers[2].name == ("dense_2", "dense_10")[rank]
-    weights = ours.get_weights()
-    tnt.Model(ours).fit(x, x, 16, epochs=2, shuffle=False, verbose=0)
+    parallel = build()
+    assert parallel.layers[2].name == ("dense_2", "dense_10")[rank]
+    weights = parallel.get_weights()
+    tnt.Model(parallel).fit(x, x, 16, epochs=2, shuffle=False, verbose=0)
     alone = build()
     alone.set_weights(weights)
     alone.fit(x, x, 16, epochs=2, shuffle=False, verbose=0)
-    for weight, expected in zip(ours.get_weights(), alone.get_weights(), strict=True):
+    for weight, expected in zip(parallel.get_weights(), alone.get_weights(), strict=True):
         assert np.allclose(weight, expected, 1e-4, 1e-6)
 
 

@@ -299,14 +299,16 @@ def members() -> None:
         {"start": "streamed"},
     )
     for options in kinds:
-        plain, ours = build_both(), build_both()
-        plain_optimizer, optimizer = (torch.optim.AdamW(each.parameters(), 1e-2) for each in (plain, ours))
-        parallelize(ours, optimizer, **options)
+        plain, parallel = build_both(), build_both()
+        plain_optimizer, optimizer = (
+            torch.optim.AdamW(each.parameters(), 1e-2) for each in (plain, parallel)
+        )
+        parallelize(parallel, optimizer, **options)
         for seed in range(4):
             x = torch.randn(4 * size, 32, generator=torch.Generator().manual_seed(seed))
             step(plain, plain_optimizer, x)
-            step(ours, optimizer, x[rank::size])
-        compare(ours, plain, f"members {options}")
+            step(parallel, optimizer, x[rank::size])
+        compare(parallel, plain, f"members {options}")
 
 
 def mistakes() -> None:
@@ -338,8 +340,8 @@ def mistakes() -> None:
     refused(lambda m: torch.optim.SGD(m[0].parameters(), lr=0.1), "4 of the 6", "freeze")
     refused(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), "wire", wire="bf16")
     refused(scheduled, "scheduler", "shard_optimizer")
-    others = [nn.Parameter(torch.ones(1))]
-    refused(lambda m: torch.optim.SGD([*m.parameters(), *others], lr=0.1), "several models", "ModuleDict")
+    added = [nn.Parameter(torch.ones(1))]
+    refused(lambda m: torch.optim.SGD([*m.parameters(), *added], lr=0.1), "several models", "ModuleDict")
     model = build()
     model.to(torch.complex64)
     try:
