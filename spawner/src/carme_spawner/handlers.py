@@ -22,12 +22,12 @@ class EndedServer(UserUrlHandler):
     """Leads from the address of a server that does not run to its session's page at the portal.
 
     JupyterHub's own page offers to start another server there, without a name and with other options. What
-    is no page (JupyterLab's own requests) gets its answer.
+    is no page gets its answer: by its status JupyterLab finds out that its server is gone.
     """
 
     def render_template(self, name: str, sync: bool = False, **values: Any) -> Any:
         """JupyterHub's page of that name, except the one of a server that does not run."""
-        if name != "not_running.html":
+        if name != "not_running.html" or "text/html" not in self.request.headers.get("Accept", ""):
             return super().render_template(name, sync, **values)
         found = _SESSION.match(self.path_kwargs.get("user_path") or "")
         portal = str(self.app.default_url)
