@@ -92,7 +92,7 @@ def test_a_script_outlives_a_login_that_expired_meanwhile(
     expect(editor).to_contain_text("step $1")
     expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
     # So does the form that is sent.
-    time.get_by_label("4 h").check()
+    time.get_by_label("4 h", exact=True).check()
     page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
     page.get_by_role("button", name="Submit", exact=True).click()
     expect(page.get_by_text("Your login has expired")).to_be_visible()
