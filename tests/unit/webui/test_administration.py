@@ -279,7 +279,9 @@ def test_what_others_lose_needs_a_second_click(
     Membership.objects.create(project=project, user=bob)
     News.objects.create(title="New nodes")
     begins = timezone.now() + timedelta(hours=5)
-    Maintenance.objects.create(title="New cooling", start=begins, end=begins + timedelta(hours=1))
+    Maintenance.objects.create(
+        title="New cooling", start=begins, end=begins + timedelta(hours=1), node_names=["n1"], by=admin
+    )
     for path, wanted in {
         "/admin/users/at/bob/": ["close", "second-factor"],
         "/projects/at/vision/": ["close", "remove", "remove"],
@@ -341,7 +343,7 @@ def test_the_audit_log_is_exported_as_it_is_searched(root: Browser, alice: User,
 def test_a_job_is_stopped_and_its_owner_notified(root: Browser, browser: Browser, broker: FakeBroker) -> None:
     broker.put(make_job(7))
     assert "job 7" in text(root.get("/admin/jobs/?q=alice"))
-    assert "No jobs are waiting" in text(root.get("/admin/jobs/?q=bob"))
+    assert "No jobs match." in text(root.get("/admin/jobs/?q=bob"))
     root.send("/admin/jobs/7/stop/", "/admin/jobs/7/stop/", message="The room gets <b>hot</b>.")
     [requested] = broker.requests_of("cancel")
     assert (requested.job_id, requested.user) == (7, None), "not as its owner"
