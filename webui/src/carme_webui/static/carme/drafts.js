@@ -5,7 +5,7 @@
 
 (() => {
   const KEY = "carme-draft";
-  const user = document.documentElement.dataset.user;
+  const user = document.getElementById("main").dataset.user;
   const address = location.pathname + location.search;
   const form = document.querySelector("main form[method=post]:has(textarea)");
 
