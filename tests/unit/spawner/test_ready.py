@@ -4,10 +4,12 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
 
 from carme.jobs import JobState
 from carme_spawner.ready import node_names
+from patience import HANG
 
 from .conftest import TOKEN, Site, eventually
 
@@ -34,6 +36,29 @@ async def test_batchspawners_own_handler_is_absent(waiting: Site) -> None:
     response = await waiting.api("POST", "batchspawner", token=waiting.token(100), json=body)
     assert response.status_code == 404
     assert spawner(waiting).default_url == "/lab"
+
+
+@pytest.mark.parametrize(
+    ("path", "page"),
+    [
+        ("/s12345678/lab/tree/a.ipynb", "sessions/s12345678/"),
+        ("/s12345678", "sessions/s12345678/"),
+        ("/lab", ""),
+    ],
+)
+async def test_the_address_of_an_ended_session_leads_to_its_page(site: Site, path: str, page: str) -> None:
+    assert site.hub
+    assert (await site.api("POST", "users/ada")).status_code == 201
+    [user] = [user for user in site.hub.users.values() if user.name == "ada"]
+    headers = {"Authorization": f"token {user.new_api_token()}"}
+    hub = f"{site.settings.hub.listen}{site.settings.hub.base_path}hub"
+    async with httpx.AsyncClient(timeout=HANG, verify=site.proxys_certificate(), headers=headers) as client:
+        answer = await client.get(f"{hub}/user/ada{path}", headers={"Accept": "text/html"})
+        assert (answer.status_code, answer.headers["Location"]) == (303, f"{site.settings.site.url}/{page}")
+        # By this JupyterLab finds out that its server is gone.
+        for part in ("carme/status", "api/kernels"):
+            answer = await client.get(f"{hub}/user/ada/s12345678/{part}", headers={"Accept": "*/*"})
+            assert answer.status_code == 424
 
 
 async def test_the_servers_own_token_sets_host_and_port(waiting: Site) -> None:

@@ -23,6 +23,7 @@ from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.administration.models import AuditEntry
 from carme_webui.administration.services import KIND_NAMES, changed_kinds
+from carme_webui.announcements.models import Maintenance, News
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.models import Job
 from carme_webui.profile.models import Notice
@@ -31,7 +32,7 @@ from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions.models import Session
 
 from .conftest import PASSWORD, Browser, text, words
-from .fake_broker import FakeBroker, make_job
+from .fake_broker import NOW, FakeBroker, make_job
 
 PAGES = ["", "record/", "nodes/", "jobs/", "users/", "users/new/", "users/at/alice/", "jobs/7/stop/"]
 PAGES += ["policies/", "record/export/"]
@@ -260,7 +261,50 @@ def test_nodes_have_bars_and_their_jobs(root: Browser, broker: FakeBroker) -> No
 
 def test_the_overview_says_what_is_away(root: Browser) -> None:
     page = text(root.get("/admin/"))
-    assert "No nodes to show." in page and page.count('class="state failed"') >= 2
+    assert page.count("Not known now.") == 2 and page.count('class="state failed"') >= 2
+    for path in ("/admin/", "/admin/jobs/"):
+        assert "No jobs are waiting or running." not in text(root.get(path)), "nobody knows that"
+
+
+def test_a_search_without_a_match_says_so(root: Browser, broker: FakeBroker) -> None:
+    broker.put(make_job(7, started=NOW))
+    assert "No jobs match." in text(root.get("/admin/jobs/?q=nothing"))
+    assert "No users match." in text(root.get("/admin/users/?q=nothing"))
+
+
+def test_what_others_lose_needs_a_second_click(
+    root: Browser, admin: User, alice: User, bob: User, broker: FakeBroker
+) -> None:
+    project = services.create(admin, "vision", "Computer vision", alice, site_broker())
+    Membership.objects.create(project=project, user=bob)
+    News.objects.create(title="New nodes")
+    begins = timezone.now() + timedelta(hours=5)
+    Maintenance.objects.create(
+        title="New cooling", start=begins, end=begins + timedelta(hours=1), node_names=["n1"], by=admin
+    )
+    for path, wanted in {
+        "/admin/users/at/bob/": ["close", "second-factor"],
+        "/projects/at/vision/": ["close", "remove", "remove"],
+        "/announcements/": ["delete"],
+        "/maintenance/": ["cancel"],
+    }.items():
+        page = BeautifulSoup(text(root.get(path)), "html.parser")
+        found = page.select("form [popover] button.danger")
+        assert sorted(str(button["value"]) for button in found) == wanted
+        assert all(not page.select(f"button[value={value}]:not([popover] *)") for value in wanted)
+        asking = {str(part["id"]) for part in page.select("form .confirm[popover]")}
+        assert asking == {
+            str(button["popovertarget"]) for button in page.select("main form button[type=button]")
+        }
+
+
+@pytest.mark.parametrize("path", ["/maintenance/", "/announcements/"])
+def test_administrators_find_their_other_pages_from_each_of_them(
+    root: Browser, browser: Browser, broker: FakeBroker, path: str
+) -> None:
+    (here,) = BeautifulSoup(text(root.get(path)), "html.parser").select("nav.filters [aria-current=page]")
+    assert here["href"] == path
+    assert 'href="/admin/users/"' not in text(browser.get(path))
 
 
 def test_failures_on_the_overview_and_of_a_log_link_to_the_help(
@@ -299,7 +343,7 @@ def test_the_audit_log_is_exported_as_it_is_searched(root: Browser, alice: User,
 def test_a_job_is_stopped_and_its_owner_notified(root: Browser, browser: Browser, broker: FakeBroker) -> None:
     broker.put(make_job(7))
     assert "job 7" in text(root.get("/admin/jobs/?q=alice"))
-    assert "No jobs are waiting" in text(root.get("/admin/jobs/?q=bob"))
+    assert "No jobs match." in text(root.get("/admin/jobs/?q=bob"))
     root.send("/admin/jobs/7/stop/", "/admin/jobs/7/stop/", message="The room gets <b>hot</b>.")
     [requested] = broker.requests_of("cancel")
     assert (requested.job_id, requested.user) == (7, None), "not as its owner"

@@ -120,9 +120,24 @@ def test_a_login_is_tried_before_it_is_saved(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdin", StringIO("carme_wrong\n"))
     assert main(["login", live_server.url]) == 1 and not Login().exists()
+    assert f"then: carme login {live_server.url}" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", StringIO(f"{token}\n"))
     assert main(["login", live_server.url]) == 0
     assert "You are alice" in capsys.readouterr().out and Login().read() == (live_server.url, token)
+
+
+def test_what_cannot_be_a_token_is_refused_and_not_printed(
+    live_server: Any, token: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("CARME_URL", live_server.url)
+    # The list of tokens shows them like this.
+    for wrong in (f"{token[:10]}…", f"{token}\n{token}"):
+        monkeypatch.setenv("CARME_TOKEN", wrong)
+        assert main(["status"]) == 1
+        printed = capsys.readouterr().err
+        assert "Copy the whole token." in printed and token[:10] not in printed
+    # A file's end of line belongs to no token.
+    carme.Client(live_server.url, f"{token}\n").profile()
 
 
 def test_images_are_built_listed_and_deleted_from_elsewhere(

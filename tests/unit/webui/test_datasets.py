@@ -75,6 +75,8 @@ def test_an_upload_becomes_a_dataset_that_sessions_start_with(
     assert put(browser, home / "digits.tar.gz", archive()).status_code == 200
     assert f"/datasets/add/?path={key(home / 'digits.tar.gz')}" in browser.get("/files/").content.decode()
     page = f"/datasets/add/?path={key(home / 'digits.tar.gz')}"
+    form = browser.get(page).content.decode()
+    assert ">Name</label>" in form and form.count(">optional<") == 2, "as in all other forms"
     html = browser.get(page).content.decode()
     assert 'value="digits"' in html and f'value="{home}/digits.tar.gz"' in html
 

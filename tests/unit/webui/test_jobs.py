@@ -389,10 +389,18 @@ def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_mor
     assert refused.status_code == 422 and "letters that its encoding, Latin-1, does not have" in text(refused)
 
 
+def test_a_wrong_line_of_the_script_is_named_once(browser: Browser, broker: FakeBroker) -> None:
+    script = "#SBATCH --nodes=many\n"
+    page = browser.send("/jobs/submit/", "/jobs/submit/", **(FIELDS | {"script": script})).content.decode()
+    assert page.count("Line 1 of the script") == 1
+    (part,) = BeautifulSoup(page, "html.parser").select("#from-script")
+    assert part["hx-trigger"] == "change from:#id_script", "the page does not ask for it once more"
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({}, "exactly one of"),
+        ({}, "Write a script here, or name one in your home"),
         ({"script": "x", "script_path": "y"}, "exactly one of"),
         ({"script_path": "nothing.sh"}, "There is no script"),
         ({"script": "x", "nodes": "99"}, "99 were requested"),

@@ -45,6 +45,30 @@ def test_a_page_leads_to_the_login_and_back(anonymous: Browser, alice: User) -> 
 
 
 @pytest.mark.parametrize(
+    ("referer", "back"),
+    [
+        ("https://carme.example:8443/?image=torch", "/%3Fimage%3Dtorch"),
+        ("https://carme.example:8443/sessions/s1/", "/sessions/s1/"),
+        ("https://evil.example/sessions/s1/", "/"),
+        ("", "/"),
+    ],
+)
+def test_a_form_that_comes_after_its_login_leads_back_to_its_page(
+    browser: Browser, referer: str, back: str
+) -> None:
+    token = browser.own_token()
+    browser.cookies.pop(django_settings.SESSION_COOKIE_NAME)
+    answer = browser.post(
+        "/sessions/start/",
+        {"csrfmiddlewaretoken": token},
+        headers={"origin": "https://carme.example:8443", "referer": referer},
+    )
+    assert (answer.status_code, answer["Location"]) == (302, f"/accounts/login/?next={back}")
+    page = browser.get(answer["Location"]).content.decode()
+    assert "Your login has expired, so this was not done." in page, "nobody takes it for done"
+
+
+@pytest.mark.parametrize(
     "target", ["https://evil.example/", "//evil.example/", "/\\evil.example", "javascript:alert(1)"]
 )
 def test_a_login_never_leads_to_another_site(anonymous: Browser, alice: User, target: str) -> None:

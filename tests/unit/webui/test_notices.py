@@ -25,6 +25,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.mirror import mirror
+from carme_webui.jobs.tasks import warn
 from carme_webui.jobs.warnings import send_warnings
 from carme_webui.profile.kinds import ABOUT, Kind
 from carme_webui.profile.mails import AGAIN, send_due
@@ -334,6 +335,11 @@ def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
     reachable.save()
     send_warnings(site_broker())
     assert len(notices_of(reachable, Kind.JOB_WARNED)) == 2
+
+
+def test_a_broker_that_is_away_delays_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    warn()
+    assert "Owners of jobs are notified of alerts later: The broker" in caplog.text
 
 
 def test_a_booking_is_decided_begins_and_is_given_back(

@@ -104,6 +104,12 @@ def test_start_takes_posts_only(browser: Browser, broker: FakeBroker, method: st
     assert answer.status_code in (403, 405)
 
 
+def test_an_address_that_only_takes_forms_says_so_when_a_browser_opens_it(browser: Browser) -> None:
+    answer = browser.get("/sessions/start/")
+    assert (answer.status_code, answer["Allow"]) == (405, "POST")
+    assert "This address only takes what a form sends." in answer.content.decode()
+
+
 def test_an_unknown_page_is_not_found(browser: Browser, anonymous: Browser) -> None:
     for client in (browser, anonymous):
         answer = client.get("/nowhere/<script>alert(1)</script>")

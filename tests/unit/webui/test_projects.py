@@ -65,6 +65,7 @@ def test_an_admin_makes_a_project_its_manager_invites_and_slurm_follows(
     answer = browser.send(PAGE, f"{PAGE}members/bob/", do="remove")
     assert answer.status_code == 302
     assert set(broker.granted[VISION].members) == {"alice"}
+    assert "bob is no longer a member of" in text(browser.get(PAGE))
     assert bobs_browser.get(PAGE).status_code == 404
 
 

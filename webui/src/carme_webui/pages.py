@@ -1,5 +1,6 @@
 """What all pages share, and the pages for errors."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
     "server_error",
     "site",
     "wanted_words",
+    "without_empty_refusals",
 ]
 
 #: The parts of the portal that the help page has sections for, as their addresses begin.
@@ -119,6 +121,29 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
         _("There is no such page, or it is not yours."),
         _("Check the address, or go to the dashboard."),
     )
+
+
+def without_empty_refusals(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
+    """Middleware: an address that only takes forms says so where a browser opens it; Django says nothing."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        response = get_response(request)
+        opened = request.method == "GET" and response.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+        if not opened or response.content:
+            return response
+        page = _page(
+            request,
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            _("Nothing to show"),
+            _("This address only takes what a form sends."),
+            _("Go back to the page with the form, or to the dashboard."),
+        )
+        page["Allow"] = response["Allow"]
+        return page
+
+    return middleware
 
 
 def server_error(request: HttpRequest) -> HttpResponse:

@@ -120,6 +120,7 @@ MIDDLEWARE = [
     "carme_webui.accounts.zone.use_reader_zone",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "carme_webui.pages.without_empty_refusals",
     "allauth.account.middleware.AccountMiddleware",
     "carme_webui.accounts.login.LoginRequired",
 ]

@@ -133,6 +133,9 @@ class Connection:
         url: The portal's address, like `https://carme.example.org`.
         token: The token.
         verify: Whether to check the portal's certificate, or how.
+
+    Raises:
+        ConfigError: The address is not one of HTTPS, or the text cannot be a token.
     """
 
     def __init__(self, url: str, token: str, verify: bool | ssl.SSLContext = True) -> None:
@@ -142,6 +145,13 @@ class Connection:
                 _("A token may only be sent encrypted."),
             )
         self.url = url.rstrip("/")
+        token = token.strip()  # a file that holds it ends its line
+        if not (token.isascii() and token.isprintable()):
+            # A header cannot hold it, and what refuses that would print it.
+            raise ConfigError(
+                _("The token has a character that no token has."),
+                _("Copy the whole token. The list of tokens shows only how each begins."),
+            )
         self._client = httpx.Client(
             base_url=f"{self.url}/api/v1/",
             headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
@@ -193,6 +203,13 @@ class Connection:
                 if answer.is_success:
                     return answer
                 answer.read()
+            if answer.status_code == httpx.codes.UNAUTHORIZED:
+                # The portal's own words are for programs that send the header themselves.
+                raise Denied(
+                    _("The portal does not accept the token: it has expired, was revoked, or is not whole."),
+                    _("Create one at {url}/tokens/, then: carme login {url}", url=self.url),
+                    "unauthorized",
+                )
             if answer.status_code != httpx.codes.TOO_MANY_REQUESTS or not left:
                 raise _refusal(answer)
             pause = answer.headers.get("Retry-After", "1")

@@ -3,8 +3,11 @@
 import re
 
 import pytest
+from django.conf import settings
 from playwright.sync_api import Page, expect
+from real_chromium import sign_in as fill_in_login
 
+from ..conftest import PASSWORD
 from ..fake_broker import FakeBroker
 from .conftest import sign_in
 from .test_charts import check_appearance
@@ -73,6 +76,35 @@ def test_sbatch_lines_fill_the_form_in(page: Page, sample_data: None, broker: Fa
     page.get_by_label("Script", exact=True).fill(SCRIPT)
     expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
     check_appearance(page, "job-form", [])
+
+
+def test_a_script_outlives_a_login_that_expired_meanwhile(
+    page: Page, sample_data: None, broker: FakeBroker
+) -> None:
+    page.route("**/predict/", lambda route: route.abort())
+    editor, time = page.get_by_label("Script", exact=True), page.get_by_role("group", name="Time")
+    sign_in(page)
+    page.goto("/jobs/submit/")
+    # A part of the page finds out first.
+    page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
+    editor.fill(SCRIPT)
+    fill_in_login(page, "alice", PASSWORD)
+    expect(editor).to_contain_text("step $1")
+    expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
+    # So does the form that is sent.
+    time.get_by_label("4 h", exact=True).check()
+    page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page.get_by_text("Your login has expired")).to_be_visible()
+    fill_in_login(page, "alice", PASSWORD)
+    expect(editor).to_contain_text("step $1")
+    expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page.get_by_role("heading", name=re.compile("train"))).to_be_visible()
+    (submitted,) = broker.requests_of("submit")
+    assert (submitted.request.name, submitted.request.minutes) == ("train", 240)
+    page.goto("/jobs/submit/")
+    expect(editor).not_to_contain_text("step")
 
 
 def test_what_the_form_shows_is_what_is_submitted(page: Page, sample_data: None, broker: FakeBroker) -> None:

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from carme_webui.accounts.models import User
+from carme_webui.announcements.models import News
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import site_zone
 from carme_webui.projects.models import Project
@@ -123,6 +124,18 @@ def test_amounts_of_a_list_begin_and_end_below_each_other(page: Page) -> None:
     bars = [bar.bounding_box() for bar in page.locator(".supplies meter").all()]
     assert len(bars) > 1 and all(bars)
     assert len({(bar["x"], bar["width"]) for bar in bars if bar}) == 1
+
+
+@pytest.mark.parametrize("path", ["/", "/announcements/", "/jobs/7/"])
+def test_a_page_is_as_wide_as_a_small_phone(page: Page, alice: User, path: str) -> None:
+    News.objects.create(title="x" * 100, text="y" * 100)
+    alice.language = "de"  # its words are the longer ones
+    alice.save()
+    page.set_viewport_size({"width": 360, "height": 740})
+    sign_in(page)
+    page.goto(path)
+    expect(page.locator("[aria-busy=true]")).to_have_count(0)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
 def test_an_administrators_fields_have_the_corners_of_all_others(page: Page) -> None:

@@ -250,6 +250,7 @@ def test_the_form_advises_how_many_gpus_to_ask_for(page: Page, sample_data: None
     table = advice.get_by_role("region", name="Choices")
     table.focus()
     expect(table).to_be_focused()
+    assert table.evaluate("table => table.scrollWidth - table.clientWidth") == 0, "each start is read in full"
     for screen, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
         page.set_viewport_size(viewport)
         for scheme in ("light", "dark"):

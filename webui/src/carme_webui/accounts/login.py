@@ -3,12 +3,16 @@
 import logging
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from allauth.account import views
 from allauth.account.adapter import DefaultAccountAdapter
 from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth.middleware import LoginRequiredMiddleware
+from django.contrib.auth.views import redirect_to_login
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
 
 from carme_webui.accounts import tasks
 from carme_webui.accounts.models import User
@@ -74,9 +78,26 @@ class LoginRequired(LoginRequiredMiddleware):
 
     The live part of an open page cannot show a login form: it has the browser load the page again,
     and that leads to the form.
+
+    A form that comes after its login has expired is not carried out. The login says so and leads back to
+    the page with the form: many addresses that take forms show nothing by themselves.
     """
 
     def handle_no_permission(self, request: HttpRequest, view_func: Any) -> Any:
         if request.headers.get("HX-Request") == "true":
             return HttpResponse(status=401, headers={"HX-Refresh": "true"})
-        return super().handle_no_permission(request, view_func)
+        if request.method in ("GET", "HEAD"):
+            return super().handle_no_permission(request, view_func)
+        messages.warning(
+            request, _("Your login has expired, so this was not done. Sign in, then send the form again.")
+        )
+        login, field = self.get_login_url(view_func), self.get_redirect_field_name(view_func)
+        return redirect_to_login(_page_of_form(request), login, field)
+
+
+def _page_of_form(request: HttpRequest) -> str:
+    """The address within the portal of the page that a form was sent from; the dashboard's if unknown."""
+    page = urlsplit(request.headers.get("Referer", ""))
+    if page.netloc != request.get_host() or not page.path.startswith("/"):
+        return "/"
+    return f"{page.path}?{page.query}" if page.query else page.path

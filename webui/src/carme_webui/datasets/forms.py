@@ -4,6 +4,7 @@ import posixpath
 import re
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 from django import forms
 from django.conf import settings
@@ -44,6 +45,9 @@ class DatasetForm(forms.Form):
         required=False,
         help_text=_("Under which terms it may be used."),
     )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, label_suffix="", **kwargs)
 
     def clean_path(self) -> str:
         path = self.cleaned_data["path"]

@@ -185,6 +185,9 @@ class SubmitForm(TimeFields, ScalingFields):
                 return cleaned
         if values.get("script_path") and not values.get("script", "").strip():
             values.pop("script", None)
+        if not values.get("script", "").strip() and not values.get("script_path"):
+            self.add_error("script", _("Write a script here, or name one in your home below More options."))
+            return cleaned
         try:
             values["stage"] = split_stages(values.get("stage", ""))
         except InvalidRequest as error:

@@ -1,11 +1,16 @@
 """Background work of jobs."""
 
+import logging
+
+from carme.errors import CarmeError
 from carme_webui.celery import app
 from carme_webui.cluster import broker
 from carme_webui.jobs.backfill import backfill_jobs
 from carme_webui.jobs.warnings import send_warnings
 
 __all__ = ["mirror_past", "warn"]
+
+logger = logging.getLogger(__name__)
 
 
 @app.task
@@ -17,4 +22,7 @@ def mirror_past() -> None:
 @app.task
 def warn() -> None:
     """Notify owners of jobs about which alerts fire, as the site's policy has it."""
-    send_warnings(broker())
+    try:
+        send_warnings(broker())
+    except CarmeError as error:
+        logger.warning("Owners of jobs are notified of alerts later: %s", error)

@@ -115,6 +115,10 @@ def member(request: HttpRequest, name: str, user: str) -> HttpResponse:
     def do() -> None:
         if requested == "remove":
             services.remove(by, row, broker())
+            messages.success(
+                request,
+                _("%(user)s is no longer a member of %(project)s.") % {"user": user, "project": found.title},
+            )
         elif requested in ("manager", "member"):
             services.set_manager(by, row, requested == "manager")
 

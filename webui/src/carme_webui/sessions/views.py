@@ -307,7 +307,7 @@ def extend(request: HttpRequest, name: str) -> HttpResponse:
     except CarmeError as error:
         messages.error(request, explained(error))
     else:
-        messages.success(request, format_html(_("The session now ends at {}."), moment(given.ends, "clock")))
+        messages.success(request, format_html(_("The session now ends at {}."), moment(given.ends)))
     return redirect(found)
 
 
