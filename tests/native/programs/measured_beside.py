@@ -40,10 +40,10 @@ def noted(measurement: Any, is_over: Any) -> None:
     (folder / str(rank)).touch()
 
 
-measuring._Measurement.timings = waiting
+measuring._Measurement.timings = waiting  # pyright: ignore[reportAttributeAccessIssue] - names differ
 measuring._Measurement.run_until = noted  # pyright: ignore[reportAttributeAccessIssue] - names differ
 if kind == "large":
-    measuring._Measurement._needed = lambda *_: 1 << 40
+    measuring._Measurement._needed = lambda *_: 1 << 40  # pyright: ignore[reportAttributeAccessIssue]
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
 before = {name: value.clone() for name, value in model.state_dict().items()}
