@@ -326,9 +326,6 @@ def mistakes() -> None:
         def step(self, closure=None):  # pyright: ignore
             return super().step(closure)
 
-    class Renamed(torch.optim.SGD):
-        pass
-
     def scheduled(model: nn.Module) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -350,6 +347,13 @@ def mistakes() -> None:
         assert "0.weight has torch.complex64" in str(error), error
     else:
         raise AssertionError("complex numbers were not refused")
+    mistakes_afterwards()
+
+
+def mistakes_afterwards() -> None:
+    class Renamed(torch.optim.SGD):
+        pass
+
     model = build()
     optimizer = Renamed(model.parameters(), lr=0.1)
     parallelize(model, optimizer, shard_optimizer=True)
