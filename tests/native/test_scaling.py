@@ -117,7 +117,7 @@ def test_links_that_cannot_be_read_are_named_before_anything_is_measured(
 
 
 @pytest.mark.timeout(2 * HANG)
-@pytest.mark.parametrize("kind", ["plain", "compiled", "own step", "batches"])
+@pytest.mark.parametrize("kind", ["plain", "compiled", "own step", "batches", "ranks"])
 def test_keras_on_tensorflow_is_measured_without_a_change(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("tensorflow")
     options = ("--network", "10 Gbit/s, 20 us")
@@ -131,7 +131,7 @@ def test_keras_on_tensorflow_is_measured_without_a_change(tmp_path: Path, kind: 
     assert profile.bytes == 4 * (32 * 256 + 3 * 256 + 256 * 4 + 4)
     assert profile.memory.fixed_bytes >= 4 * profile.bytes and profile.memory.limit_bytes > 0
     assert (profile.input.samples_per_s > 0) is (kind != "batches")  # the script itself has the batches there
-    is_seen = kind in ("plain", "batches")  # in a step that is neither compiled nor the script's own
+    is_seen = kind in ("plain", "batches", "ranks")  # in a step that is neither compiled nor the script's own
     assert profile.has_late_gradients is not is_seen
     assert ("All gradients are taken to be complete at the end" in done.stdout) is not is_seen
     if is_seen:
@@ -141,7 +141,10 @@ def test_keras_on_tensorflow_is_measured_without_a_change(tmp_path: Path, kind: 
 
 
 @pytest.mark.timeout(2 * HANG)
-@pytest.mark.parametrize(("kind", "batch"), [("small last batches", 300), ("some small batches", 32)])
+@pytest.mark.parametrize(
+    ("kind", "batch"),
+    [("small last batches", 300), ("small last batches of ranks", 300), ("some small batches", 32)],
+)
 def test_keras_on_tensorflow_is_measured_with_the_usual_batch(tmp_path: Path, kind: str, batch: int) -> None:
     """Each fourth batch is smaller, and 40 steps are watched after 3: they are enough before a fourth one."""
     pytest.importorskip("tensorflow")
