@@ -144,7 +144,7 @@ class KerasWatch(Probe):
             batches = itertools.chain([data], iterator)
             del data
         since = time.perf_counter() - self._began
-        if self._is_enough(since, batch):
+        if self._is_enough(since, [*(step.batch for step in self._watched), batch]):
             self._measure(model, batches, is_first)
             raise StopIteration  # all of the epoch's batches are drawn
         begin = time.perf_counter()
@@ -181,7 +181,7 @@ class KerasWatch(Probe):
         from carme_runtime.scaling.tensorflow_replay import TensorFlowStep
 
         known = [step.batch for step in self._watched if step.batch]
-        batch = common_batch(known or drawn.sizes, _samples(drawn.data))
+        batch = common_batch([*known, drawn.sizes[0]] if known else drawn.sizes, _samples(drawn.data))
         took = [step.whole for step in self._watched if step.batch in (0, batch)]
         step = TensorFlowStep(model, _plain(drawn.data), batch)
         timings, gradients = step.measured(REPLAYING * self._seconds)

@@ -67,12 +67,17 @@ class Probe(ABC):
         self._foreign_steps.clear()
         return True
 
-    def _is_enough(self, seconds: float, batch: int) -> bool:
-        """Whether to measure now, so many seconds after the first step, with a batch of this size."""
+    def _is_enough(self, seconds: float, sizes: list[int]) -> bool:
+        """Whether to measure now, so many seconds after the first step.
+
+        Args:
+            seconds: Since then.
+            sizes: Of the batches of steps that count; the last one would be measured.
+        """
         count = len(self._watched)
         if count >= FEWEST and seconds >= LONGEST:
             return True
-        if count and batch != usual_size([step.batch for step in self._watched]):
+        if count and sizes[-1] != usual_size(sizes):
             return False  # such as the last one of an epoch
         return count >= MOST or (count >= LEAST and seconds >= WATCHING * self._seconds)
 
