@@ -101,7 +101,8 @@ def test_a_script_that_cannot_be_measured(tmp_path: Path, kind: str, sentence: s
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count(sentence) == 1 and "Traceback" not in done.stderr
     assert "ended with exit code" not in done.stderr  # one sentence, by one of the two
-    assert not list(tmp_path.iterdir())
+    assert "scale.json still holds the result of an earlier probe." in done.stderr
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["of an earlier run"]
 
 
 def test_links_that_cannot_be_read_are_named_before_anything_is_measured(
