@@ -11,7 +11,7 @@ from carme_runtime.scaling import start
 from carme_runtime.scaling.curves import save
 from carme_runtime.scaling.profiles import Profile
 
-KEPT = "scale.json still holds the result of an earlier probe."
+EARLIER_STAYS = "scale.json still holds the result of an earlier probe."
 
 
 def prepared(file: Path) -> argparse.Namespace:
@@ -40,7 +40,7 @@ def test_a_probe_without_a_result_keeps_the_earlier_one(
     assert start.checked(prepared(file), code) == expected
     assert [each.read_text() for each in tmp_path.iterdir()] == ["of an earlier run"] * is_there
     errors = capsys.readouterr().err
-    assert (KEPT in errors) is is_there
+    assert (EARLIER_STAYS in errors) is is_there
     assert ("nothing was measured" in errors) is (code == 0)
 
 
@@ -62,14 +62,14 @@ def test_a_script_that_ends_too_early_says_so_beside_an_earlier_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one of two probes of a process has written the result, the other one says nothing."""
-    said: list[str] = []
-    monkeypatch.setattr(start, "end", said.append)
+    messages: list[str] = []
+    monkeypatch.setattr(start, "end", messages.append)
     file = tmp_path / "scale.json"
     file.write_text("of an earlier run")
     earlier = start._identity(file)
     watch = SimpleNamespace(over=False, shortage=lambda: "too few steps")
     start._note_missing_result(watch, file, earlier)
-    assert said == ["too few steps"]
+    assert messages == ["too few steps"]
     measured(file)
     start._note_missing_result(watch, file, earlier)
-    assert said == ["too few steps"]
+    assert messages == ["too few steps"]
