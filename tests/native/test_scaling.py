@@ -101,7 +101,8 @@ def test_a_script_that_cannot_be_measured(tmp_path: Path, kind: str, sentence: s
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count(sentence) == 1 and "Traceback" not in done.stderr
     assert "ended with exit code" not in done.stderr  # one sentence, by one of the two
-    assert not list(tmp_path.iterdir())
+    assert "scale.json still holds the result of an earlier probe." in done.stderr
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["of an earlier run"]
 
 
 def test_links_that_cannot_be_read_are_named_before_anything_is_measured(
@@ -117,7 +118,7 @@ def test_links_that_cannot_be_read_are_named_before_anything_is_measured(
 
 
 @pytest.mark.timeout(2 * HANG)
-@pytest.mark.parametrize("kind", ["plain", "compiled", "own step", "batches"])
+@pytest.mark.parametrize("kind", ["plain", "compiled", "own step", "batches", "ranks"])
 def test_keras_on_tensorflow_is_measured_without_a_change(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("tensorflow")
     options = ("--network", "10 Gbit/s, 20 us")
@@ -131,7 +132,7 @@ def test_keras_on_tensorflow_is_measured_without_a_change(tmp_path: Path, kind: 
     assert profile.bytes == 4 * (32 * 256 + 3 * 256 + 256 * 4 + 4)
     assert profile.memory.fixed_bytes >= 4 * profile.bytes and profile.memory.limit_bytes > 0
     assert (profile.input.samples_per_s > 0) is (kind != "batches")  # the script itself has the batches there
-    is_seen = kind in ("plain", "batches")  # in a step that is neither compiled nor the script's own
+    is_seen = kind in ("plain", "batches", "ranks")  # in a step that is neither compiled nor the script's own
     assert profile.has_late_gradients is not is_seen
     assert ("All gradients are taken to be complete at the end" in done.stdout) is not is_seen
     if is_seen:
@@ -141,7 +142,10 @@ def test_keras_on_tensorflow_is_measured_without_a_change(tmp_path: Path, kind: 
 
 
 @pytest.mark.timeout(2 * HANG)
-@pytest.mark.parametrize(("kind", "batch"), [("small last batches", 300), ("some small batches", 32)])
+@pytest.mark.parametrize(
+    ("kind", "batch"),
+    [("small last batches", 300), ("small last batches of ranks", 300), ("some small batches", 32)],
+)
 def test_keras_on_tensorflow_is_measured_with_the_usual_batch(tmp_path: Path, kind: str, batch: int) -> None:
     """Each fourth batch is smaller, and 40 steps are watched after 3: they are enough before a fourth one."""
     pytest.importorskip("tensorflow")

@@ -88,6 +88,13 @@ elif KIND == "batches":
     for number in range(100_000):
         begin = number % 64 * 32
         trained.train_on_batch(VALUES[begin : begin + 32], LABELS[begin : begin + 32])
+elif KIND in ("ranks", "small last batches of ranks"):
+    import carme_runtime.keras as ck
+
+    several = ck.Model(compiled(False))
+    several.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    samples, each = (2048, 32) if KIND == "ranks" else (1000, 300)
+    several.fit(VALUES[:samples], LABELS[:samples], each, 10_000, verbose=0)
 elif KIND == "wide":
     wide: Any = keras.Sequential([keras.layers.Dense(8192, activation="relu"), keras.layers.Dense(4)])
     wide.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,48 @@ def test_train_on_batch_is_measured_with_a_batch_of_the_usual_size(watch: KerasW
         for size in sizes:
             watch._step(model, next, iter([size]))
     assert watch.steps == 44 and found.value.args[0].data == 300
+
+
+class End(Exception):
+    """What TensorFlow raises after the last batch."""
+
+
+@pytest.mark.parametrize("steps", [1, 2, 11, 22, 43, 44, 60])
+def test_an_epoch_of_a_generator_is_measured_as_one_of_tensorflow(
+    watch: KerasWatch, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Models of `carme_runtime.keras` have such. It stays for later steps what a step does not take."""
+    monkeypatch.setitem(
+        sys.modules, "tensorflow", SimpleNamespace(errors=SimpleNamespace(OutOfRangeError=End))
+    )
+    sizes = [300] * (steps - 1) + [100] if steps > 1 else [300]
+    trained: list[int] = []
+
+    def batches() -> Iterator[int]:
+        yield from sizes
+        raise End
+
+    def train(iterator: Iterator[int]) -> None:
+        trained.append(next(iterator))
+
+    model = object()
+    with pytest.raises(Measured) as found:
+        for _ in range(100):
+            epoch = batches()
+            for _ in sizes:
+                try:
+                    watch._step(model, train, epoch)
+                except StopIteration:
+                    break
+    assert trained[:steps] == sizes[: len(trained)] and 43 <= len(trained) <= 43 + steps
+    drawn = found.value.args[0]
+    assert drawn.data == 300 == common_batch(drawn.sizes, drawn.data)
+
+
+def test_the_end_of_a_generator_ends_the_epoch(watch: KerasWatch) -> None:
+    with pytest.raises(StopIteration):
+        watch._step(object(), next, (size for size in list[int]()))
+    assert watch.steps == 0
 
 
 def test_a_batch_of_the_usual_size_is_measured() -> None:

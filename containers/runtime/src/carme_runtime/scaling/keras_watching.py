@@ -7,7 +7,9 @@ and their parts when they are made again.
 # pyright: reportMissingImports=false
 
 import functools
+import itertools
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ from typing import Any
 from carme_runtime.graph import Timing
 from carme_runtime.scaling.ending import end
 from carme_runtime.scaling.own_loops import OwnLoop
-from carme_runtime.scaling.probing import Probe
+from carme_runtime.scaling.probing import Probe, reference
 from carme_runtime.scaling.profiles import Input, Profile
 from carme_runtime.scaling.sampling import (
     LOADING,
@@ -83,7 +85,8 @@ class KerasWatch(Probe):
         super().__init__(file, network, seconds)
         self._own_loop = OwnLoop(seconds)
         self._in_step = False
-        self._iterator: Any = None  # of the last step: fit has one for each epoch
+        # Of the last step, not kept with its batches. fit has one for each epoch.
+        self._iterator: Callable[[], Any] = lambda: None
         self._together = 1  # steps that Keras makes in one call
 
     def watch_trainer(self, trainer: ModuleType) -> None:
@@ -132,17 +135,23 @@ class KerasWatch(Probe):
         """Make a step of the script, and look at it."""
         if self.over or not self._follows(model):
             return known(iterator)
-        is_first, self._iterator = iterator is not self._iterator, iterator
-        is_stream = hasattr(iterator, "element_spec")
-        drawn = [] if is_stream else list(iterator)
-        batch = _samples(drawn[0]) if drawn else 0
+        is_first, self._iterator = iterator is not self._iterator(), reference(iterator)
+        load, batch, batches = 0.0, 0, iterator
+        if not hasattr(iterator, "element_spec"):  # a generator: of a single batch, or of an epoch's
+            begin = time.perf_counter()
+            data = next(iterator)
+            load, batch = time.perf_counter() - begin, _samples(data)
+            # The others stay where they are: drawing them all would end the epoch.
+            batches = itertools.chain([data], iterator)
+            del data
         since = time.perf_counter() - self._began
-        if self._is_enough(since, batch):
-            self._measure(model, iterator if is_stream else iter(drawn), is_first)
+        if self._is_enough(since, [*(step.batch for step in self._watched), batch]):
+            self._measure(model, batches, is_first)
+            raise StopIteration  # all of the epoch's batches are drawn
         begin = time.perf_counter()
         self._in_step = True
         try:
-            result = known(iterator if is_stream else iter(drawn))
+            result = known(batches)
             _wait_for(result)
         finally:
             self._in_step = False
@@ -151,13 +160,13 @@ class KerasWatch(Probe):
         self._began = self._began or now
         self.steps += count
         if self.steps > WARM * count:
-            self._watched.append(Step(whole=(now - begin) / count, batch=batch))
+            self._watched.append(Step(whole=(load + now - begin) / count, batch=batch))
         return result
 
     def _measure(self, model: Any, iterator: Iterator[Any], is_first: bool) -> None:
         """Measure, write the result, and end the script.
 
-        Goes on where an epoch has too few batches left to know which size is usual: its last one may be
+        Returns where an epoch has too few batches left to know which size is usual: its last one may be
         smaller than all others. At the beginning of the next one all of them are seen.
         """
         drawn = draw(iterator, LOADING * self._seconds, _samples)
@@ -173,7 +182,7 @@ class KerasWatch(Probe):
         from carme_runtime.scaling.tensorflow_replay import TensorFlowStep
 
         known = [step.batch for step in self._watched if step.batch]
-        batch = common_batch(known or drawn.sizes, _samples(drawn.data))
+        batch = common_batch([*known, drawn.sizes[0]] if known else drawn.sizes, _samples(drawn.data))
         took = [step.whole for step in self._watched if step.batch in (0, batch)]
         step = TensorFlowStep(model, _plain(drawn.data), batch)
         timings, gradients = step.measured(REPLAYING * self._seconds)
@@ -236,14 +245,21 @@ def draw(iterator: Iterator[Any], seconds: float, samples: Callable[[Any], int])
         seconds: For how long, where a few do not take longer.
         samples: How many a batch has.
     """
-    drawn = Drawn()
+    drawn, ends = Drawn(), _ends()
     while len(drawn.sizes) < _BATCHES and drawn.goes_on(seconds):
-        data = next(iterator, None)
-        if data is None:
+        try:
+            data = next(iterator)
+        except ends:
             drawn.is_over = True
             break
         drawn.add(data, samples(data))
     return drawn
+
+
+def _ends() -> tuple[type[Exception], ...]:
+    """What iterators raise after their last batch: Python's, or TensorFlow's as `carme_runtime.keras`."""
+    tensorflow = sys.modules.get("tensorflow")
+    return (StopIteration, tensorflow.errors.OutOfRangeError) if tensorflow else (StopIteration,)
 
 
 def _samples(data: Any) -> int:

@@ -1,6 +1,5 @@
 """What probes of all frameworks have in common: when there is enough to measure, and how it ends."""
 
-import statistics
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -20,6 +19,7 @@ from carme_runtime.scaling.sampling import (
     Step,
     finish,
     links_of,
+    usual_size,
 )
 
 
@@ -63,16 +63,21 @@ class Probe(ABC):
             if self._followed is not None:
                 self.steps, self._began = 0, 0.0
                 self._watched.clear()
-            self._followed = _reference(trained)
+            self._followed = reference(trained)
         self._foreign_steps.clear()
         return True
 
-    def _is_enough(self, seconds: float, batch: int) -> bool:
-        """Whether to measure now, so many seconds after the first step, with a batch of this size."""
+    def _is_enough(self, seconds: float, sizes: list[int]) -> bool:
+        """Whether to measure now, so many seconds after the first step.
+
+        Args:
+            seconds: Since then.
+            sizes: Of the batches of steps that count; the last one would be measured.
+        """
         count = len(self._watched)
         if count >= FEWEST and seconds >= LONGEST:
             return True
-        if count and batch != statistics.mode(step.batch for step in self._watched):
+        if count and sizes[-1] != usual_size(sizes):
             return False  # such as the last one of an epoch
         return count >= MOST or (count >= LEAST and seconds >= WATCHING * self._seconds)
 
@@ -85,7 +90,7 @@ class Probe(ABC):
             end(failure_sentence(error))
 
 
-def _reference(value: Any) -> Callable[[], Any]:
+def reference(value: Any) -> Callable[[], Any]:
     """Of something that the script may drop."""
     try:
         return weakref.ref(value)

@@ -62,6 +62,11 @@ def shortage(steps: int, seconds: float, together: int = 1) -> str:
     )
 
 
+def usual_size(sizes: Sequence[int]) -> int:
+    """The most common one. Of two that are equally common the smaller one is what an epoch ends with."""
+    return max(sizes, key=lambda size: (sizes.count(size), size))
+
+
 def common_batch(sizes: Sequence[int], last: int | None = None) -> int:
     """The batch that most steps have.
 
@@ -72,8 +77,7 @@ def common_batch(sizes: Sequence[int], last: int | None = None) -> int:
     Raises:
         ScalingError: Too few have the same.
     """
-    # Of two sizes that are equally common the smaller one is what an epoch ends with.
-    batch = max(sizes, key=lambda size: (sizes.count(size), size))
+    batch = usual_size(sizes)
     if sizes.count(batch) < _SAME_BATCH * len(sizes) or last not in (None, batch):
         raise ScalingError(
             f"The script draws batches of different sizes ({min(sizes)} to {max(sizes)}).",

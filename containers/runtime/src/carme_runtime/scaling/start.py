@@ -62,7 +62,7 @@ def add_fine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(options: argparse.Namespace) -> dict[str, str]:
-    """What the rank's environment gets; an earlier result is removed.
+    """What the rank's environment gets. An earlier result stays until there is a new one; see `checked`.
 
     Raises:
         CarmeRuntimeError: The options do not go together, or the network cannot be read.
@@ -89,25 +89,40 @@ def prepare(options: argparse.Namespace) -> dict[str, str]:
 
         parse_network(options.network)
         chosen[NETWORK] = options.network
-    if not options.dry_run:
-        _result(options).unlink(missing_ok=True)
+    options.earlier_result = _identity(_result(options))
     return chosen
 
 
 def checked(options: argparse.Namespace, code: int) -> int:
     """The exit code of the run: that of a run without an error and without a result is one of ours."""
-    if not options.scale_probe or code or _result(options).exists():
+    if not options.scale_probe or _identity(_result(options)) != options.earlier_result:
         return code
-    print(
-        "carme-run --scale-probe: The script made no step with PyTorch or Keras, so nothing was measured. "
-        f"Name a script that trains with {_MEASURED}. Or {_INSTEAD} NAME.",
-        file=sys.stderr,
-    )
-    return NO_RESULT
+    if not code:
+        print(
+            "carme-run --scale-probe: The script made no step with PyTorch or Keras, so nothing was "
+            f"measured. Name a script that trains with {_MEASURED}. Or {_INSTEAD} NAME.",
+            file=sys.stderr,
+        )
+    if options.earlier_result:
+        print(
+            f"carme-run --scale-probe: {_result(options)} still holds the result of an earlier probe.",
+            file=sys.stderr,
+        )
+    return code or NO_RESULT
 
 
 def _result(options: argparse.Namespace) -> Path:
     return options.scale_result or _USUAL_RESULT
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Tells a result from an earlier one, which it replaces as another file. None: there is no result."""
+    try:
+        with file.open("rb") as opened:  # NFS looks at what another node wrote when a file is opened
+            state = os.fstat(opened.fileno())
+    except OSError:
+        return None
+    return state.st_ino, state.st_mtime_ns
 
 
 def watch() -> None:
@@ -220,11 +235,11 @@ def _begin(kind: Callable[[Path, str | None, float], Any], *chosen: Any) -> Any:
 def _follow(watch: Any, file: Path) -> None:
     """Have the process explain why there is no result of it."""
     _explain_errors(watch)
-    atexit.register(_note_missing_result, watch, file)
+    atexit.register(_note_missing_result, watch, file, _identity(file))
 
 
-def _note_missing_result(watch: Any, file: Path) -> None:
-    if not watch.over and not file.exists() and (sentence := watch.shortage()):
+def _note_missing_result(watch: Any, file: Path, earlier: tuple[int, int] | None) -> None:
+    if not watch.over and _identity(file) == earlier and (sentence := watch.shortage()):
         end(sentence)
 
 

@@ -151,7 +151,7 @@ class Watch(Probe):
             return
         step.whole, step.batch = now - last, batch_of(notes.calls)
         self._watched.append(step)
-        if self._is_enough(now - self._began, step.batch):
+        if self._is_enough(now - self._began, [each.batch for each in self._watched]):
             self._conclude(lambda: self._profile(notes.calls, optimizer))
 
     def _profile(self, calls: list[Call], optimizer: Any) -> Profile:
