@@ -35,7 +35,7 @@ def test_a_file_goes_there_and_back(client: carme.Client, home: Path, tmp_path: 
     with pytest.raises(InvalidRequest, match="already"):
         client.files.upload(here, path)
     assert client.files.upload(here, path, replace=True) == path
-    with pytest.raises(InvalidRequest, match="here already"):
+    with pytest.raises(InvalidRequest, match="already exists here"):
         client.files.download(path, here)
     got = client.files.download(path, tmp_path / "back.bin")
     assert got.read_bytes() == here.read_bytes()

@@ -186,8 +186,8 @@ class SubmitForm(TimeFields, ScalingFields):
         if values.get("script_path") and not values.get("script", "").strip():
             values.pop("script", None)
         if not values.get("script", "").strip() and not values.get("script_path"):
+            # What the job would cost, and when it would begin, is known before its script.
             self.add_error("script", _("Write a script here, or name one in your home below More options."))
-            return cleaned
         try:
             values["stage"] = split_stages(values.get("stage", ""))
         except InvalidRequest as error:
