@@ -39,11 +39,11 @@ static int same_time(const struct copy_options *options, const struct stat *sour
 /* Whether two symlinks have the same target. */
 static int same_link_target(int source, int target, const char *name)
 {
-    char source_status[4096], target_status[4096];
-    ssize_t length = readlinkat(source, name, source_status, sizeof source_status);
-    return length >= 0 && length < (ssize_t)sizeof source_status
-        && readlinkat(target, name, target_status, sizeof target_status) == length
-        && !memcmp(source_status, target_status, (size_t)length);
+    char source_link[4096], target_link[4096];
+    ssize_t length = readlinkat(source, name, source_link, sizeof source_link);
+    return length >= 0 && length < (ssize_t)sizeof source_link
+        && readlinkat(target, name, target_link, sizeof target_link) == length
+        && !memcmp(source_link, target_link, (size_t)length);
 }
 
 /* Count the files and symlinks that have not changed since the copy. Move the records of all other entries

@@ -68,7 +68,7 @@ static int copy_contents(const struct copy_options *options, int original, int c
     if (!size)
         return 0;
     hasher hash = options->verify == VERIFY_NONE ? NULL : options->hash;
-    struct digest read_ahead_file = digest_of(hash, block, size);
+    struct digest expected = digest_of(hash, block, size);
     if (write_all(copy, block, size, 0))
         return -1;
     if (options->verify == VERIFY_NONE)
@@ -77,7 +77,7 @@ static int copy_contents(const struct copy_options *options, int original, int c
         && (fdatasync(copy) || posix_fadvise(copy, 0, 0, POSIX_FADV_DONTNEED)))
         return -1;
     return read_all(copy, back, size, 0) == (ssize_t)size
-                && verified(hash, read_ahead_file, block, back, size)
+                && verified(hash, expected, block, back, size)
              ? 0
              : -1;
 }
@@ -116,19 +116,18 @@ struct read_ahead_file {
 
 /* Read files into the page cache at once, and close them. They are mapped next to each other, so that the
    kernel makes few large requests where they are adjacent on the device. */
-static void prefetch(struct read_ahead_file *read_ahead_file, int count, size_t size)
+static void prefetch(struct read_ahead_file *files, int count, size_t size)
 {
     char *mapped =
         size ? mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : MAP_FAILED;
     char *end = mapped;
-    qsort(read_ahead_file, (size_t)count, sizeof *read_ahead_file, by_inode);
+    qsort(files, (size_t)count, sizeof *files, by_inode);
     for (int number = 0; number < count; number++) {
         if (mapped != MAP_FAILED
-            && mmap(end, read_ahead_file[number].size, PROT_READ, MAP_SHARED | MAP_FIXED,
-                    read_ahead_file[number].file, 0)
+            && mmap(end, files[number].size, PROT_READ, MAP_SHARED | MAP_FIXED, files[number].file, 0)
                    != MAP_FAILED)
-            end += read_ahead_file[number].size;
-        close(read_ahead_file[number].file);
+            end += files[number].size;
+        close(files[number].file);
     }
     if (mapped == MAP_FAILED)
         return;
@@ -141,7 +140,7 @@ static void prefetch(struct read_ahead_file *read_ahead_file, int count, size_t 
    nothing more needs to be read ahead. */
 static const char *read_ahead(int folder, const char *record, const char *end, int *no_atime)
 {
-    struct read_ahead_file read_ahead_file[AHEAD];
+    struct read_ahead_file files[AHEAD];
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t size = 0;
     int count = 0, warm = 0;
@@ -159,17 +158,17 @@ static const char *read_ahead(int folder, const char *record, const char *end, i
             close(file);
             continue;
         }
-        read_ahead_file[count] =
+        files[count] =
             (struct read_ahead_file){status.st_ino, ((size_t)status.st_size + page - 1) / page * page, file};
-        size += read_ahead_file[count++].size;
+        size += files[count++].size;
     }
-    prefetch(read_ahead_file, count, size);
+    prefetch(files, count, size);
     return record;
 }
 
 /* Copy one file if it is a small plain file. Otherwise, and after any error, leave nothing behind. */
 static int copy_file(const struct copy_options *options, int source, int target, const char *name,
-                     const char *temporary_names, int *no_atime, char *block, char *back, int64_t *bytes)
+                     const char *temporary_name, int *no_atime, char *block, char *back, int64_t *bytes)
 {
     int original = open_file(source, name, no_atime);
     if (original < 0)
@@ -181,7 +180,7 @@ static int copy_file(const struct copy_options *options, int source, int target,
         || (options->attributes && has_attributes(original)))
         goto out_one;
     int plain = options->plain && status.stx_uid == options->user && status.stx_gid == options->group;
-    int copy = openat(target, temporary_names, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+    int copy = openat(target, temporary_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                        plain ? status.stx_mode & PERMISSIONS : 0600);
     if (copy < 0)
         goto out_one;
@@ -202,10 +201,10 @@ static int copy_file(const struct copy_options *options, int source, int target,
     /* Some file systems report a full disk or quota only here. */
     if (close(copy))
         done = -1;
-    if (!done && temporary_names != name)
-        done = renameat(target, temporary_names, target, name);
+    if (!done && temporary_name != name)
+        done = renameat(target, temporary_name, target, name);
     if (done)
-        unlinkat(target, temporary_names, 0);
+        unlinkat(target, temporary_name, 0);
     else
         *bytes += (int64_t)status.stx_size;
 out_one:

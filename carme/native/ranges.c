@@ -104,16 +104,16 @@ int carme_transfer(int original, int copy, int64_t start, int64_t end, int compa
     if (direct) {
         struct range range = {original, copy, compare, hash, start, rest = end - end % ALIGNED, DONE};
         struct worker workers[THREADS];
-        pthread_t threads_started[THREADS];
+        pthread_t handles[THREADS];
         int started = 1;
         for (int number = 0; number < limited(threads); number++)
             workers[number] = (struct worker){&range, buffer + 2 * CHUNK * number};
         while (started < limited(threads)
-               && !pthread_create(&threads_started[started], NULL, copy_chunks, &workers[started]))
+               && !pthread_create(&handles[started], NULL, copy_chunks, &workers[started]))
             started++;
         copy_chunks(&workers[0]);
         while (--started)
-            pthread_join(threads_started[started], NULL);
+            pthread_join(handles[started], NULL);
         outcome = range.outcome;
         if (fcntl(copy, F_SETFL, flags) || (source_direct && fcntl(original, F_SETFL, reading)))
             outcome = outcome == DONE ? errno : outcome;

@@ -27,7 +27,7 @@ struct walk {
     char *waiting;          /* Paths of folders to walk, each with its zero, the next one last. */
     size_t waiting_length, waiting_capacity;
     int working;            /* Threads that may still add paths. */
-    int stop, full;         /* Examine no further folders; because there is no memory for items. */
+    int stop, full;         /* Whether to examine no further folders; whether memory for items ran out. */
     int64_t until;
     char *items, *items_end, *next_item;
     int64_t batch, max_entries;    /* Records of an R; folders with more entries than max_entries are F. */

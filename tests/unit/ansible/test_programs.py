@@ -214,6 +214,7 @@ def node(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         "carme_allocations": tmp_path / "allocations",
         "carme_staging_cache": tmp_path / "cache",
         "carme_venv": tmp_path / "venv",
+        "job_hooks_epilog_seconds": 60,
     }
 
     def run(
@@ -283,6 +284,22 @@ def test_the_group_that_slurm_names_by_the_run_counts_io_too(
         (group / "cgroup.subtree_control").unlink()  # the kernel's own files do not keep a group from going
     assert node("epilog", **job).returncode == 0
     assert [path.name for path in scope.iterdir()] == ["cgroup.subtree_control"]
+
+
+def test_groups_go_before_what_takes_long_and_those_that_were_busy_after_it(
+    node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Slurm may end an epilog that takes long."""
+    scope = tmp_path / "cgroup/system.slice/slurmstepd.scope"
+    empty, busy = scope / "job_7", scope / "s4CJ2X0QF00000"
+    for folder in (empty, busy / "step", tmp_path / "cache/jobs/7/results", tmp_path / "venv/bin"):
+        folder.mkdir(parents=True)
+    janitor = tmp_path / "venv/bin/carme-janitor"
+    janitor.write_text(f"#!/bin/sh\nls {scope} >{tmp_path}/seen\nrmdir {busy}/step\n")
+    janitor.chmod(0o755)
+    assert node("epilog", **JOB, SLURM_JOB_SLUID=busy.name).returncode == 0
+    assert (tmp_path / "seen").read_text().split() == [busy.name]
+    assert list(scope.iterdir()) == []
 
 
 def test_jobs_start_on_a_kernel_that_counts_no_io(

@@ -327,6 +327,21 @@ def test_a_second_removal_changes_nothing() -> None:
     assert not changed(removal_dropped={"stderr": notice}) and changed(removal_dropped={"stderr": ""})
 
 
+def test_services_forget_carme_before_anything_else_can_fail() -> None:
+    """The next run finds no files to take away, so it would neither reload nor restart them."""
+    names = [task["name"] for task in tasks(ROLES / "removal")]
+    applied = ["Have nginx serve what is left", "Have others use their own configuration again"]
+    later = ["Remove the portal's database from PostgreSQL", "Remove the accounts of Carme's services"]
+    assert max(map(names.index, applied)) < min(map(names.index, later))
+    assert names.index("Take it away") + 1 == names.index(applied[0])
+
+
+def test_notices_of_the_server_are_read_in_english() -> None:
+    found = {task["name"]: task for task in tasks(ROLES / "removal")}
+    environment = found["Remove the portal's database from PostgreSQL"]["environment"]
+    assert environment["PGOPTIONS"] == "-c lc_messages=C"
+
+
 def test_the_welcome_page_comes_back_only_where_carme_took_it() -> None:
     found = {task["name"]: task for task in tasks(ROLES / "removal")}
     back = jinja2.Environment().compile_expression(found["Give nginx its welcome page back"]["when"])

@@ -324,6 +324,42 @@ def test_an_older_copy_replaces_a_database_that_a_newer_version_has_changed(
         assert tables(address) == ["invitation", "note", "person"]
 
 
+def test_only_tables_of_the_account_go_and_what_depends_on_them_is_named(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of an account whose name the server would fold, or take apart at its dot."""
+    account, role = pwd.getpwuid(os.getuid()).pw_name, "First.Last"
+
+    def ask(address: str, statements: str) -> str:
+        words = ["psql", "--no-psqlrc", "-qAt", "--command", statements]
+        return databases.run_client(words, address, account, "")
+
+    with new_database(server) as admin:
+        ask(admin, f'CREATE ROLE "{role}" LOGIN; GRANT CREATE ON SCHEMA public TO "{role}"')
+        owner = admin.replace("//postgres@", f"//{role}@")
+        try:
+            ask(owner, "CREATE TABLE person (id serial PRIMARY KEY); INSERT INTO person DEFAULT VALUES")
+            copy = tmp_path / "portal.dump"
+            databases.dump_postgresql(owner, copy, account)
+            ask(owner, "CREATE TABLE invitation (person integer REFERENCES person)")
+            ask(admin, "CREATE TABLE another (); CREATE VIEW one AS SELECT FROM person")
+            # The statements lie beside the copy, wherever temporary files are.
+            monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+            databases.load_postgresql(owner, copy, account)
+            monkeypatch.undo()
+            assert ask(admin, "SELECT relname FROM pg_stat_user_tables ORDER BY 1").split() == [
+                "another", "person",
+            ]  # fmt: skip
+            assert ask(admin, "SELECT FROM pg_views WHERE viewname = 'one'").split() == []
+            assert ask(admin, "SELECT * FROM person").split() == ["1"]
+            assert "view one" in caplog.text and "invitation" not in caplog.text
+            caplog.clear()
+            databases.load_postgresql(owner, copy, account)
+            assert not caplog.text, "nothing went besides"
+        finally:
+            ask(admin, f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
 def test_the_backup_command_creates_checks_and_restores(
     site: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,31 @@ def test_a_job_that_has_changed_is_read_as_if_it_were_new(queue_line: str, detai
     assert [job] == parsing.queue(queue_line, S, has)
 
 
+def test_the_field_that_says_whether_a_job_has_whole_nodes_counts() -> None:
+    """What squeue prints may stay the same when another field is queried, and mean something else."""
+    known = QueueCache(S.encode())
+    found = {}
+    for exclusive in ("Exclusive", "OverSubscribe", "Exclusive"):
+        details = long(exclusive, "NO").encode()
+        (job,) = known.queue(short().encode(), details, exclusive)
+        assert [job] == parsing.queue(short(), S, tres.allotted(details.decode(), S, exclusive))
+        found[exclusive] = job.whole_nodes
+    assert found == {"Exclusive": False, "OverSubscribe": True}
+
+
+@pytest.mark.parametrize(
+    "details",
+    [f"7{S}\n", f"7{S}0{S}{long()}", f"{S.join(long().split(S)[:-2])}{S}\n"],
+    ids=["its number alone", "begun twice", "one field less"],
+)
+def test_a_long_record_that_is_not_whole_counts_as_missing(details: str) -> None:
+    known = QueueCache(S.encode())
+    queue(known, short(), details)
+    assert known.unallotted == [7]
+    (job,) = known.allot(long().encode(), "OverSubscribe")
+    assert [job] == parsing.queue(short(), S, tres.allotted(long(), S, "OverSubscribe"))
+
+
 def test_where_a_field_ends_counts() -> None:
     """Users name their jobs: what stands in one field cannot be taken for what stands in two."""
     known = QueueCache(S.encode())

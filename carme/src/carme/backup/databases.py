@@ -1,8 +1,10 @@
 """Copies of databases that are in use."""
 
 import contextlib
+import logging
 import os
 import pwd
+import re
 import sqlite3
 import subprocess
 import tempfile
@@ -14,20 +16,28 @@ from carme.errors import CarmeError
 
 __all__ = ["copy_sqlite", "dump_postgresql", "is_intact", "load_postgresql", "run_client"]
 
-#: Those of the account that asks, whichever schema it has them in, but for those of extensions.
+_log = logging.getLogger(__name__)
+
+#: Those of the account that asks, whichever schema it has them in, but for those of extensions. All in one
+#: statement: then the server's notices name only what goes besides.
 _DROP_TABLES = """
-SET client_min_messages = warning;
+SET client_min_messages = notice;
 DO $$
-DECLARE present record;
+DECLARE present text;
 BEGIN
-    FOR present IN SELECT nspname, relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-        WHERE relkind IN ('r', 'p') AND relowner = current_user::regrole
+    SELECT string_agg(format('%I.%I', nspname, relname), ', ') INTO present
+        FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE relkind IN ('r', 'p') AND relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)
         AND nspname <> 'information_schema' AND nspname !~ '^pg_'
-        AND NOT EXISTS (SELECT FROM pg_depend WHERE objid = pg_class.oid AND deptype = 'e')
-    LOOP
-        EXECUTE format('DROP TABLE IF EXISTS %I.%I CASCADE', present.nspname, present.relname);
-    END LOOP;
+        AND NOT EXISTS (
+            SELECT FROM pg_depend
+            WHERE classid = 'pg_class'::regclass AND objid = pg_class.oid AND deptype = 'e'
+        );
+    IF present IS NOT NULL THEN
+        EXECUTE 'DROP TABLE ' || present || ' CASCADE';
+    END IF;
 END $$;
+SET client_min_messages = warning;
 """
 
 
@@ -67,18 +77,34 @@ def load_postgresql(address: str, copy: Path, account: str) -> None:
 
     A newer version may have made tables since, or before a restore onto a new head: they would keep older
     ones that they refer to from going, and be in the way of the migrations that make them. So all go.
+    What depends on them goes, too, also of other owners, and is logged. The statements are longer than the
+    copy, and lie beside it meanwhile.
     """
-    with copy.open("rb") as file, tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as shown:
+    with (
+        copy.open("rb") as file,
+        tempfile.TemporaryFile(dir=copy.parent) as script,
+        tempfile.TemporaryFile(dir=copy.parent) as shown,
+    ):
         script.write(_DROP_TABLES.encode())
         script.flush()
         options = ["--clean", "--if-exists", "--no-owner", "--file=-"]
         _run(["pg_restore", *options], address, account, stdin=file, stdout=script)
         script.seek(0)
         options = ["--no-psqlrc", "--quiet", "--no-password", "--set=ON_ERROR_STOP=1"]
-        _run(
+        reported = _run(
             ["psql", *options, "--single-transaction", "--file=-"],
             address, account, stdin=script, stdout=shown,
         )  # fmt: skip
+    if besides := _reported_for_tables(reported):
+        _log.warning("What depended on the database's tables was removed with them:\n%s", besides)
+
+
+def _reported_for_tables(reported: str) -> str:
+    """What psql reported for _DROP_TABLES, with which the statements begin; it numbers their lines."""
+    _, *parts = re.split(r"^psql:[^\n]*?:(\d+): ", reported, flags=re.MULTILINE)
+    last = _DROP_TABLES.count("\n")
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return "\n".join(text.strip() for number, text in pairs if int(number) <= last)
 
 
 def _environment(address: str) -> dict[str, str]:
@@ -115,8 +141,8 @@ def _run(
     stdin: BinaryIO | None = None,
     stdout: BinaryIO | None = None,
     timeout: float | None = None,
-) -> None:
-    """Run a program of PostgreSQL as the account that owns the database, where we are root."""
+) -> str:
+    """Run a program of PostgreSQL as the account that owns the database, where we are root; its stderr."""
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"} | _environment(address)
     identity: dict[str, Any] = {}
     if os.geteuid() == 0:
@@ -144,9 +170,10 @@ def _run(
         raise CarmeError(
             f"{arguments[0]} cannot be run: {error.strerror}.", "Install PostgreSQL's client programs."
         ) from None
+    reported = done.stderr.decode(errors="replace").strip()
     if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip()[:500]
         raise CarmeError(
-            f"{arguments[0]} failed: {reason or 'it gave no reason'}.",
+            f"{arguments[0]} failed: {reported[:500] or 'it gave no reason'}.",
             "Check that the server runs and accepts this account.",
         )
+    return reported

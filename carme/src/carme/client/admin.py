@@ -113,7 +113,7 @@ class Admin:
         until: date | None = None,
         limit: int | None = 50,
     ) -> list[api.ChangeOut]:
-        """The record of changes, the latest first: who, when, what, before and after.
+        """The audit log, the latest first: who, when, what, before and after.
 
         Args:
             search: Part of what was changed, or of its values.

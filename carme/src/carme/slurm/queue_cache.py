@@ -93,7 +93,7 @@ class QueueCache:
         self, number: bytes, record: bytes, exclusive: str, has: bytes | None
     ) -> tuple[int, Job] | None:
         """The job of a record, as it was unless that has changed, with its hash; None if it is not whole."""
-        digest = hash((self._without_time_left(record), has))
+        digest = hash((self._without_time_left(record), has, exclusive))
         known = self._jobs.get(number)
         if known is not None and known[0] == digest:
             return known  # and whole, as that record was
@@ -110,8 +110,12 @@ class QueueCache:
         return parsing.queued(field, _allotted(resources, self._separator, exclusive))
 
     def _allotments(self, long: bytes) -> dict[bytes, bytes]:
-        """The long form's records by the jobs' numbers; none of its words are chosen by users."""
-        return {part.partition(self._separator)[0]: part for part in self._parts(long) if part}
+        """The long form's whole records by the jobs' numbers; none of its words are chosen by users."""
+        return {
+            part.partition(self._separator)[0]: part
+            for part in self._parts(long)
+            if part.count(self._separator) == len(ALLOTTED_FIELDS)  # the end of the last field is cut off
+        }
 
     def _parts(self, output: bytes) -> Iterator[bytes]:
         """The output between two ends of records."""

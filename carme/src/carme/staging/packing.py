@@ -186,7 +186,7 @@ def _verified(
             source, place or source, options, index, notify=notify, workers=workers, seconds=True
         )
     if place is None:
-        result.warnings.append("the image was not compared with the folder: squashfuse is not here")
+        result.warnings.append("the image was not compared with the folder: squashfuse is not installed")
     return result, place is not None
 
 

@@ -1,1 +1,1 @@
-"""What administrators see and do: users, jobs, nodes, and the record of changes."""
+"""What administrators see and do: users, jobs, nodes, and the audit log."""

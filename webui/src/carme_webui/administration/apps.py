@@ -1,4 +1,4 @@
-"""The Django app of administration; it says what is kept in the record of changes."""
+"""The Django app of administration; it says what is kept in the audit log."""
 
 from django.apps import AppConfig, apps
 

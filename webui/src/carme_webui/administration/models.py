@@ -1,4 +1,4 @@
-"""What was done that is no change of a row: the record of changes holds it by this."""
+"""What was done that is no change of a row: the audit log holds it by this."""
 
 from django.db import models
 

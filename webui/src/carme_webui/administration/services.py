@@ -145,7 +145,7 @@ def changes(
     kind: str = "",
     zone: ZoneInfo = UTC,
 ) -> "QuerySet[LogEntry]":
-    """The record of changes, the latest first: who, when, what, before and after.
+    """The audit log, the latest first: who, when, what, before and after.
 
     Args:
         words: Part of what was changed, or of its values.

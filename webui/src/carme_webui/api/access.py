@@ -52,7 +52,7 @@ class TokenAuth(HttpAuthBase):
                 _("Create one in the portal under API tokens, and send it as 'Authorization: Bearer TOKEN'."),
             )
         request.auth = token  # type: ignore[attr-defined]
-        # The record of changes was begun before it was known who asks.
+        # The audit log was begun before it was known who asks.
         auditlog_value.get({})["actor"] = token.owner
         return token
 

@@ -236,7 +236,7 @@ def list_approvals(request: HttpRequest, search: Query[Paging]) -> Any:
 
 @router.get("/record", response=answers(wire.Page[wire.ChangeOut], *REFUSED))
 def list_changes(request: HttpRequest, search: Query[ChangeSearch]) -> Any:
-    """The record of changes, the latest first: who, when, what, before and after."""
+    """The audit log, the latest first: who, when, what, before and after."""
     require_admin(request)
     kind = services.kind_key(search.kind.strip())
     rows = services.changes(search.q.strip(), search.who.strip(), search.since, search.until, kind=kind)

@@ -182,7 +182,7 @@ class Booking(models.Model):
         return self.alter(Booking.objects.filter(state__in=sources), **(values | fields))
 
     def alter(self, among: "models.QuerySet[Booking]", **values: Any) -> bool:
-        """Set these fields if the row is `among` these now, and have the record of changes hold it.
+        """Set these fields if the row is `among` these now, and have the audit log hold it.
 
         Returns:
             Whether it was; this object then has the row's values, no matter who changed it.

@@ -232,7 +232,7 @@ def _write(path: Path, results: dict[str, Any]) -> None:
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise OnnxError(
-            f"{path} cannot be written: {error.strerror}.", "Make room, or name another file."
+            f"{path} cannot be written: {error.strerror}.", "Free some space, or name another file."
         ) from None
 
 

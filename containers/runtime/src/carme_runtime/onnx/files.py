@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from carme_runtime.onnx.errors import OnnxError
 
-_ELSEWHERE = "Make room there, or set TMPDIR to a folder of yours."
+_ELSEWHERE = "Free some space there, or set TMPDIR to a folder of yours."
 
 
 @contextlib.contextmanager
