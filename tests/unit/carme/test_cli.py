@@ -122,19 +122,19 @@ async def test_a_template_starts_a_script_over_the_nodes_of_its_job(
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("pytorch", "The nearest known one is 'torch'. Choose from: accelerate, dask,"),
         ("xyzzy", "'xyzzy'. Choose from: accelerate, dask,"),
     ],
 )
 async def test_an_unknown_template_gets_the_names_that_there_are(
-    word: str, said: str, capsys: pytest.CaptureFixture[str]
+    word: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         await carme("submit", "--template", word, "train.py")
     printed = " ".join(capsys.readouterr().err.split())
-    assert said in printed and printed.count("Choose from") == 1
+    assert message in printed and printed.count("Choose from") == 1
 
 
 async def test_sbatch_lines_are_read_and_the_command_line_wins(

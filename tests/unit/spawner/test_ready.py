@@ -71,7 +71,9 @@ async def test_the_address_of_an_ended_start_leads_to_its_session(
     assert site.hub
     assert (await site.api("POST", "users/ada")).status_code == 201
     [user] = [user for user in site.hub.users.values() if user.name == "ada"]
-    server = user.get_spawner(name)
+    if name:
+        user._new_orm_spawner(name)
+    server = user.spawners[name]
     if failed:
         server._spawn_future = asyncio.get_running_loop().create_future()
         server._spawn_future.set_exception(RuntimeError("no node"))

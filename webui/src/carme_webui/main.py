@@ -17,7 +17,8 @@ def main() -> None:
     class Commands(ManagementUtility):
         """Commands that examine the portal's code only if that is what was requested: `carme-portal check`.
 
-        The tests run these checks, too (`test_pages.py`). Django loads every page for that, which takes longer than most commands.
+        The tests run these checks, too (`test_pages.py`).
+        Django loads every page for that, which takes longer than most commands.
         """
 
         def fetch_command(self, subcommand: str) -> BaseCommand:

@@ -118,11 +118,11 @@ def test_signing_out_forgets_a_script(page: Page, sample_data: None) -> None:
     page.goto("/jobs/submit/")
     page.get_by_label("Script", exact=True).fill(SCRIPT)
     expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
-    kept = "sessionStorage.getItem('carme-draft')"
-    assert "step" in page.evaluate(kept)
+    saved = "sessionStorage.getItem('carme-draft')"
+    assert "step" in page.evaluate(saved)
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
-    assert page.evaluate(kept) is None
+    assert page.evaluate(saved) is None
 
 
 def test_what_the_form_shows_is_what_is_submitted(page: Page, sample_data: None, broker: FakeBroker) -> None:
