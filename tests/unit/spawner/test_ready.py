@@ -72,7 +72,7 @@ async def test_the_address_of_an_ended_start_leads_to_its_session(
     assert (await site.api("POST", "users/ada")).status_code == 201
     [user] = [user for user in site.hub.users.values() if user.name == "ada"]
     if name:
-        user._new_orm_spawner(name)
+        user._new_orm_spawner(name, name)
     server = user.spawners[name]
     if failed:
         server._spawn_future = asyncio.get_running_loop().create_future()
