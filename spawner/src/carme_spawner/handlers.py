@@ -5,21 +5,22 @@ from typing import Any
 
 from jupyterhub.apihandlers import default_handlers
 from jupyterhub.handlers import default_handlers as pages
-from jupyterhub.handlers.base import UserUrlHandler
+from jupyterhub.handlers.base import BaseHandler, UserUrlHandler
+from jupyterhub.handlers.pages import SpawnPendingHandler
 from tornado import web
 
 from carme_spawner.activity import ActivityHandler, ExtendHandler
 from carme_spawner.logins import LoginsHandler
 from carme_spawner.ready import ReadyHandler
 
-__all__ = ["EndedServer", "install"]
+__all__ = ["EndedServer", "EndedStart", "install"]
 
 #: A session's name, as the portal makes it.
-_SESSION = re.compile(r"/(s[0-9a-z]{8})(?:/|\Z)")
+_SESSION = re.compile(r"s[0-9a-z]{8}")
 
 
-class EndedServer(UserUrlHandler):
-    """Leads from the address of a server that does not run to its session's page at the portal.
+class _NoStartButton(BaseHandler):
+    """Leads to a session's page at the portal where JupyterHub says that its server does not run.
 
     JupyterHub's own page offers to start another server there, without a name and with other options. What
     is no page gets its answer: by its status JupyterLab finds out that its server is gone.
@@ -29,16 +30,32 @@ class EndedServer(UserUrlHandler):
         """JupyterHub's page of that name, except the one of a server that does not run."""
         if name != "not_running.html" or "text/html" not in self.request.headers.get("Accept", ""):
             return super().render_template(name, sync, **values)
-        found = _SESSION.match(self.path_kwargs.get("user_path") or "")
-        portal = str(self.app.default_url)
-        self.redirect(f"{portal}sessions/{found.group(1)}/" if found else portal, status=303)
+        portal, session = str(self.app.default_url), str(values.get("server_name") or self.server_name())
+        self.redirect(f"{portal}sessions/{session}/" if _SESSION.fullmatch(session) else portal, status=303)
         raise web.Finish
+
+    def server_name(self) -> str:
+        """The name in the requested address, of a server that JupyterHub does not know by it (any more)."""
+        return ""
+
+
+class EndedServer(_NoStartButton, UserUrlHandler):
+    """The address of a server."""
+
+    def server_name(self) -> str:
+        """The first part of what follows the user's name."""
+        return str(self.path_kwargs.get("user_path") or "").strip("/").partition("/")[0]
+
+
+class EndedStart(_NoStartButton, SpawnPendingHandler):
+    """The address that shows the progress of a start: it stays open, or in the history, after the end."""
 
 
 def install() -> None:
     """Add our handlers to JupyterHub's."""
     # The first handler that takes an address is used.
     pages.insert(0, (r"/user/(?P<user_name>[^/]+)(?P<user_path>/.*)?", EndedServer))
+    pages[:0] = [(r"/spawn-pending/([^/]+)", EndedStart), (r"/spawn-pending/([^/]+)/([^/]+)", EndedStart)]
     default_handlers.extend(
         [
             (r"/api/carme/ready", ReadyHandler),

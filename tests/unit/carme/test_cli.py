@@ -121,6 +121,22 @@ async def test_a_template_starts_a_script_over_the_nodes_of_its_job(
     assert "There is no script 'nowhere.py'." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("pytorch", "The nearest known one is 'torch'. Choose from: accelerate, dask,"),
+        ("xyzzy", "'xyzzy'. Choose from: accelerate, dask,"),
+    ],
+)
+async def test_an_unknown_template_gets_the_names_that_there_are(
+    word: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        await carme("submit", "--template", word, "train.py")
+    printed = " ".join(capsys.readouterr().err.split())
+    assert message in printed and printed.count("Choose from") == 1
+
+
 async def test_sbatch_lines_are_read_and_the_command_line_wins(
     site: Any, file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

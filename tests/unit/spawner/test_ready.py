@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from carme.jobs import JobState
+from carme_spawner.handlers import EndedStart
 from carme_spawner.ready import node_names
 from patience import HANG
 
@@ -59,6 +60,28 @@ async def test_the_address_of_an_ended_session_leads_to_its_page(site: Site, pat
         for part in ("carme/status", "api/kernels"):
             answer = await client.get(f"{hub}/user/ada/s12345678/{part}", headers={"Accept": "*/*"})
             assert answer.status_code == 424
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize(("name", "page"), [("s12345678", "sessions/s12345678/"), ("", "")])
+async def test_the_address_of_an_ended_start_leads_to_its_session(
+    site: Site, monkeypatch: pytest.MonkeyPatch, name: str, page: str, failed: bool
+) -> None:
+    monkeypatch.setattr(EndedStart, "_accept_token_auth", True)  # instead of a browser's cookie
+    assert site.hub
+    assert (await site.api("POST", "users/ada")).status_code == 201
+    [user] = [user for user in site.hub.users.values() if user.name == "ada"]
+    if name:
+        user._new_orm_spawner(name, name)
+    server = user.spawners[name]
+    if failed:
+        server._spawn_future = asyncio.get_running_loop().create_future()
+        server._spawn_future.set_exception(RuntimeError("no node"))
+    headers = {"Authorization": f"token {user.new_api_token()}", "Accept": "text/html"}
+    hub = f"{site.settings.hub.listen}{site.settings.hub.base_path}hub"
+    async with httpx.AsyncClient(timeout=HANG, verify=site.proxys_certificate(), headers=headers) as client:
+        answer = await client.get(f"{hub}/spawn-pending/ada{name and '/'}{name}")
+    assert (answer.status_code, answer.headers["Location"]) == (303, f"{site.settings.site.url}/{page}")
 
 
 async def test_the_servers_own_token_sets_host_and_port(waiting: Site) -> None:

@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import carme
 from carme.cli import main
 from carme.client import Login
-from carme.errors import InvalidRequest
+from carme.client.connection import Connection, Unreachable
+from carme.errors import ConfigError, Denied, InvalidRequest
 from carme.jobs import JobState
 from carme_webui.jobs.models import Job
 from patience import HANG
@@ -136,8 +138,48 @@ def test_what_cannot_be_a_token_is_refused_and_not_printed(
         assert main(["status"]) == 1
         printed = capsys.readouterr().err
         assert "Copy the whole token." in printed and token[:10] not in printed
-    # A file's end of line belongs to no token.
+    # A file's end of line belongs to no token, and alone it is none.
     carme.Client(live_server.url, f"{token}\n").profile()
+    monkeypatch.setenv("CARME_TOKEN", "\n")
+    assert main(["status"]) == 1
+    printed = capsys.readouterr().err
+    assert "The token is empty." in printed and "set CARME_TOKEN to it" in printed
+    monkeypatch.delenv("CARME_TOKEN")
+    with pytest.raises(ConfigError, match="The token is empty") as caught:
+        carme.Client(live_server.url, "")
+    assert "carme login" in caught.value.remedy
+
+
+def test_a_login_whose_token_is_a_number_is_refused(elsewhere: Any, capsys: Any) -> None:
+    path = Login().path
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"token": 7}))
+    assert main(["jobs"]) == 1
+    printed = capsys.readouterr().err
+    assert "url and token must be texts" in printed and "carme login" in printed
+
+
+def test_only_a_refusal_of_the_portal_itself_blames_the_token(
+    live_server: Any, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARME_URL", live_server.url)
+    monkeypatch.setenv("CARME_TOKEN", "carme_wrong")
+    with carme.Client() as stranger, pytest.raises(Denied) as caught:
+        stranger.profile()
+    # What the variable holds counts before a login.
+    assert caught.value.remedy.endswith("and set CARME_TOKEN to it.")
+    answers = iter(
+        [
+            httpx.Response(401, text="<h1>Authorization Required</h1>"),
+            httpx.Response(401, json={"error": "unauthorized"}),
+        ]
+    )
+    connection = Connection(live_server.url, token)
+    connection._client = httpx.Client(
+        transport=httpx.MockTransport(lambda _request: next(answers)), base_url=live_server.url
+    )
+    for _answer in range(2):
+        with pytest.raises(Unreachable, match="not as a portal of Carme does"):
+            connection.ask("GET", "profile")
 
 
 def test_images_are_built_listed_and_deleted_from_elsewhere(

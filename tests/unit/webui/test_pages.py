@@ -183,3 +183,15 @@ def test_no_migration_is_missing(db) -> None:
     from django.core.management import call_command
 
     call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+def test_djangos_checks_find_nothing_but_what_is_known(db) -> None:
+    from django.core.checks import run_checks
+
+    known = {
+        "security.W005",  # other hosts below the portal's name are the site's own matter
+        "security.W008",  # the reverse proxy leads from HTTP to HTTPS
+        "security.W009",  # the tests' key is short
+        "security.W021",  # whether browsers list the domain as HTTPS alone, too
+    }
+    assert [found for found in run_checks(include_deployment_checks=True) if found.id not in known] == []

@@ -15,8 +15,9 @@ def main() -> None:
     from django.core.management.base import BaseCommand
 
     class Commands(ManagementUtility):
-        """Commands that examine the portal's code only if that is what was requested: the tests do, too.
+        """Commands that examine the portal's code only if that is what was requested: `carme-portal check`.
 
+        The tests run these checks, too (`test_pages.py`).
         Django loads every page for that, which takes longer than most commands.
         """
 

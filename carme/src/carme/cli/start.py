@@ -62,6 +62,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     )
     parser.add_argument(
         "--template",
+        type=_template,
         choices=tuple(TEMPLATES),
         help="start the script, or the program after --, by carme-run --backend over the job's nodes; in "
         "the site's image of that name, or else its default one, with the template's nodes and GPUs, unless "
@@ -276,6 +277,19 @@ def _submit_remotely(options: argparse.Namespace) -> int:
     return _through_portal(
         options, what, arguments, options.stage, options.results, _absolute(options.workdir)
     )
+
+
+def _template(word: str) -> str:
+    """The name of a template, as the command line has it."""
+    if word in TEMPLATES:
+        return word
+    from carme.wording import nearest
+
+    sentence, known = (
+        f"there is no template {word!r}. {nearest(word, TEMPLATES)}",
+        ", ".join(sorted(TEMPLATES)),
+    )
+    raise argparse.ArgumentTypeError(sentence if known in sentence else f"{sentence} Choose from: {known}.")
 
 
 def _remote_template(options: argparse.Namespace, given: list[str]) -> list[str]:

@@ -73,7 +73,10 @@ class Login:
                     ),
                 )
             found = json.loads(self.path.read_text(encoding="utf-8"))
-            return url or found["url"], token or found["token"]
+            url, token = url or found["url"], token or found["token"]
+            if not (isinstance(url, str) and isinstance(token, str)):
+                raise TypeError("url and token must be texts")
+            return url, token
         except FileNotFoundError:
             raise ConfigError(
                 _("This computer has no token for a portal."),
@@ -152,6 +155,9 @@ class Connection:
                 _("The token has a character that no token has."),
                 _("Copy the whole token. The list of tokens shows only how each begins."),
             )
+        if not token:
+            raise ConfigError(_("The token is empty."), _new_token(self.url, token))
+        self._token = token
         self._client = httpx.Client(
             base_url=f"{self.url}/api/v1/",
             headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
@@ -203,15 +209,19 @@ class Connection:
                 if answer.is_success:
                     return answer
                 answer.read()
-            if answer.status_code == httpx.codes.UNAUTHORIZED:
-                # The portal's own words are for programs that send the header themselves.
-                raise Denied(
-                    _("The portal does not accept the token: it has expired, was revoked, or is not whole."),
-                    _("Create one at {url}/tokens/, then: carme login {url}", url=self.url),
-                    "unauthorized",
-                )
             if answer.status_code != httpx.codes.TOO_MANY_REQUESTS or not left:
-                raise _refusal(answer)
+                refusal = _refusal(answer)
+                if answer.status_code == httpx.codes.UNAUTHORIZED and refusal.code == "unauthorized":
+                    # The portal's own words are for programs that send the header themselves.
+                    raise Denied(
+                        _(
+                            "The portal does not accept the token: it has expired, was revoked, or is not "
+                            "whole."
+                        ),
+                        _new_token(self.url, self._token),
+                        refusal.code,
+                    )
+                raise refusal
             pause = answer.headers.get("Retry-After", "1")
             time.sleep(min(LONGEST_PAUSE, int(pause) if pause.isdecimal() else 1))
         raise AssertionError("the last try has returned or raised")
@@ -231,6 +241,14 @@ class Connection:
                 ),
                 _("Check the address and your network, then try again."),
             ) from None
+
+
+def _new_token(url: str, token: str) -> str:
+    """What to do where this token is of no use: the environment's counts before that of a login."""
+    variable = os.environ.get("CARME_TOKEN")
+    if variable and variable.strip() == token:
+        return _("Create one at {url}/tokens/, and set CARME_TOKEN to it.", url=url)
+    return _("Create one at {url}/tokens/, then: carme login {url}", url=url)
 
 
 def _not_encodable(error: UnicodeEncodeError) -> InvalidRequest:

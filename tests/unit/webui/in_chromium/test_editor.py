@@ -91,7 +91,8 @@ def test_a_script_outlives_a_login_that_expired_meanwhile(
     fill_in_login(page, "alice", PASSWORD)
     expect(editor).to_contain_text("step $1")
     expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
-    # So does the form that is sent.
+    # So does the form that is sent. What the user set stays the user's own.
+    page.locator("#id_nodes").fill("1")
     time.get_by_label("4 h", exact=True).check()
     page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
     page.get_by_role("button", name="Submit", exact=True).click()
@@ -99,12 +100,29 @@ def test_a_script_outlives_a_login_that_expired_meanwhile(
     fill_in_login(page, "alice", PASSWORD)
     expect(editor).to_contain_text("step $1")
     expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
+    expect(page.locator("#id_nodes")).to_have_value("1")
+    # What the script filled in stays the script's.
+    editor.fill(SCRIPT.replace("name=train", "name=again"))
+    expect(page.locator("#id_name")).to_have_value("again")
     page.get_by_role("button", name="Submit", exact=True).click()
-    expect(page.get_by_role("heading", name=re.compile("train"))).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile("again"))).to_be_visible()
     (submitted,) = broker.requests_of("submit")
-    assert (submitted.request.name, submitted.request.minutes) == ("train", 240)
+    sent = submitted.request
+    assert (sent.name, sent.minutes, sent.nodes) == ("again", 240, 1)
     page.goto("/jobs/submit/")
     expect(editor).not_to_contain_text("step")
+
+
+def test_signing_out_forgets_a_script(page: Page, sample_data: None) -> None:
+    sign_in(page)
+    page.goto("/jobs/submit/")
+    page.get_by_label("Script", exact=True).fill(SCRIPT)
+    expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
+    saved = "sessionStorage.getItem('carme-draft')"
+    assert "step" in page.evaluate(saved)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    assert page.evaluate(saved) is None
 
 
 def test_what_the_form_shows_is_what_is_submitted(page: Page, sample_data: None, broker: FakeBroker) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from allauth.mfa.totp.internal import auth
+from django.conf import settings
 from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
@@ -124,6 +125,8 @@ def test_a_token_is_made_used_and_revoked(page: Page, address: str, alice: User)
     page.goto("/tokens/")
     expect(page.get_by_text(secret)).to_have_count(0)
     page.get_by_role("button", name="Revoke My laptop").click()
+    assert status() == 200, "it asks first"
+    page.get_by_role("alertdialog").get_by_role("button", name="Revoke").click()
     expect(page.get_by_text("You have no tokens")).to_be_visible()
     assert status() == 401
 
@@ -183,6 +186,16 @@ def test_an_upload_goes_on_in_another_tab_where_it_was_interrupted(
     assert sent.count(0) == 1, "the first part is not sent twice"
     assert (broker.home / file.name).read_bytes() == file.read_bytes()
     keep(again, "journey-upload-done")
+
+
+def test_an_upload_whose_login_has_expired_says_so(page: Page, sample_data: None, tmp_path: Path) -> None:
+    sign_in(page)
+    page.goto("/files/")
+    file = tmp_path / "weights.bin"
+    file.write_bytes(b"1")
+    page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
+    page.get_by_label("Files from this computer").set_input_files(file)
+    expect(page.locator("#uploads")).to_contain_text("Not sent: Your login has expired.")
 
 
 def test_a_batch_job_is_submitted_and_its_log_followed(

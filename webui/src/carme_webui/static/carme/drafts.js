@@ -28,7 +28,9 @@
   function keep() {
     const fields = [];
     for (const field of form.elements) {
-      if (!field.name || ["hidden", "password", "file", "submit"].includes(field.type)) continue;
+      if (!field.name || ["password", "file", "submit"].includes(field.type)) continue;
+      // Other hidden fields are the page's own, such as the form's token.
+      if (field.type === "hidden" && field.name !== "own_fields") continue;
       if (!chosen(field) || field.checked) fields.push([field.name, field.value]);
     }
     try {
@@ -43,9 +45,14 @@
     const here = saved.address === address && saved.user === user;
     // The answer to the form itself, such as its errors, shows what the server made of it.
     const answer = document.referrer === location.origin + address;
-    if (here && form && !answer) fill(saved.fields);
+    if (here && form && !answer) {
+      fill(saved.fields);
+      form.dataset.draft = "filled"; // script.js takes `own_fields` then for all that is the user's own
+    }
     if (!here || form) sessionStorage.removeItem(KEY);
   }
   // A part of the page that finds the login expired has the page loaded again before anything is sent.
   for (const event of ["change", "submit"]) form?.addEventListener(event, keep);
+  // Who signs out may leave the browser to somebody else.
+  document.querySelector("form.who")?.addEventListener("submit", () => sessionStorage.removeItem(KEY));
 })();

@@ -21,7 +21,9 @@ class Failed extends Error {}
 async function ask(method, url, body) {
   const headers = { "X-CSRFToken": form.querySelector("[name=csrfmiddlewaretoken]").value };
   if (body) headers["Content-Type"] = "application/octet-stream";
-  const answer = await fetch(url, { method, body, headers });
+  const answer = await fetch(url, { method, body, headers, redirect: "manual" });
+  // The upload itself leads nowhere else: this is the login, which would be taken for an answer.
+  if (answer.type === "opaqueredirect") throw new Failed(form.dataset.expired);
   const json = answer.headers.get("Content-Type")?.includes("json") ? await answer.json() : {};
   if (answer.ok) return json;
   // What the portal refuses stays refused; what did not reach it is tried again.

@@ -103,21 +103,30 @@
   const own = new Set(hidden.value.split(" ").filter(Boolean));
   // The time is a choice, or hours and minutes; here, as for the script, all of it is minutes.
   const isTime = name => ["time", "hours", "minutes"].includes(name);
-  for (const field of fields) {
-    if ("value" in field && field.name && !isTime(field.name) && field.value !== start(field.name)) own.add(field.name);
-  }
-  if (minutes() !== start("minutes")) own.add("minutes");
+  const asks = field => field.name && "value" in field && field !== area && !["hidden", "submit"].includes(field.type);
+  const differ = [...fields].filter(field => asks(field) && !isTime(field.name) && field.value !== start(field.name));
+  const names = differ.map(field => field.name).concat(minutes() === start("minutes") ? [] : "minutes");
   /** What the script asks for, as the server read it last. */
   let requested = {};
   const filled = new Set();
-  area.form.addEventListener("input", event => event.isTrusted && own.add(isTime(event.target.name) ? "minutes" : event.target.name));
+  // A draft (drafts.js) names what is the user's own: the script had filled in the rest.
+  for (const name of names) if (!own.has(name)) (area.form.dataset.draft ? filled : own).add(name);
+  const nameOwn = () => (hidden.value = [...own].join(" "));
+  nameOwn();
+  area.form.addEventListener("input", event => {
+    const { name } = event.target;
+    if (!event.isTrusted || !name) return;
+    own.add(isTime(name) ? "minutes" : name);
+    nameOwn();
+  });
   // An empty field is the script's again, which shows: Slurm would get it.
   area.form.addEventListener("change", event => {
     const { name, value } = event.target;
     if (value || !(name in requested) || name in begin) return;
     own.delete(name);
+    nameOwn();
     set(name, requested[name]);
-  });
+  }, true); // before a draft is kept
 
   function minutes() {
     const chosen = fields.time.value;
@@ -142,9 +151,8 @@
   }
 
   // What the script filled in is sent as the form begins: the server reads the lines of the very script that it gets.
-  // What the user set is named, since it may be as the form begins and the script say otherwise.
+  // What the user set is named (`own_fields`), since it may be as the form begins and the script say otherwise.
   area.form.addEventListener("formdata", event => {
-    event.formData.set("own_fields", [...own].join(" "));
     for (const name of filled) if (!own.has(name)) event.formData.set(name, start(name));
     if (filled.has("minutes") && !own.has("minutes")) {
       event.formData.set("time", "custom");
