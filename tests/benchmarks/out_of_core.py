@@ -129,7 +129,7 @@ class Turn:
 
     Attributes:
         free: The one without a limit.
-        ours: The one with the limit.
+        carme: The one with the limit.
         beside: The one whose transfers wait for nothing.
         seen: The one whose limit holds all of it, so that nothing moves; None where it did not run.
     """

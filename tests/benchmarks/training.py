@@ -112,7 +112,7 @@ class Turns:
     times: dict[str, list[float]] = field(default_factory=dict)  # ms of a step, by contestant
     used: dict[str, list[float]] = field(default_factory=dict)  # ms of processor time
     gradients: list[list[tuple[float, int]]] = field(default_factory=list)  # of ALONE
-    communication: list[dict[str, float]] = field(default_factory=list)  # of OURS, without computing
+    communication: list[dict[str, float]] = field(default_factory=list)  # of CARME, without computing
 
 
 def measure(

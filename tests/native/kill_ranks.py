@@ -352,7 +352,7 @@ def main() -> int:
     with contextlib.suppress(ChildProcessError):
         print(f"A process was left behind: {os.waitpid(-1, os.WNOHANG)}")
         failed += 1
-    if left := {file for file in set(Path("/dev/shm").glob("*carme*")) - shared if not is_used(file)}:
+    if left := left_behind(shared):
         print(f"Shared memory was left behind: {left}")
         failed += 1
     report(outcomes)
@@ -360,11 +360,27 @@ def main() -> int:
     return int(failed > 0)
 
 
+def left_behind(before: set[Path]) -> set[Path]:
+    """Shared memory that nobody uses and that was not there before.
+
+    Ranks of other runs may begin and end meanwhile: what they have made may not be mapped yet.
+    """
+    until = time.monotonic() + HANGS
+    while True:
+        new = set(Path("/dev/shm").glob("*carme*")) - before
+        left = {file for file in new if not is_used(file) and file.exists()}
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(0.1)
+
+
 def is_used(file: Path) -> bool:
-    """Whether a process maps this file: ranks of other runs may begin and end meanwhile."""
+    """Whether a process maps this file."""
+    names = {str(file), f"{file} (deleted)"}
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # it has ended
-            if str(file) in maps.read_text():
+            lines = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
+            if any(fields[-1] in names for fields in lines):
                 return True
     return False
 

@@ -71,15 +71,15 @@ def test_a_rank_without_memory_is_an_error_for_the_others(launcher, collective, 
 
 
 def test_a_rank_with_another_key_is_refused(launcher, tmp_path):
-    peer = tmp_path / "other"
-    peer.touch(0o600)
-    peer.write_text("0" * 64)
+    other_key = tmp_path / "other"
+    other_key.touch(0o600)
+    other_key.write_text("0" * 64)
     ranks = launcher.start(
         "join",
         [0, 1],
         "4",
         str(tmp_path),
-        environment=lambda rank: {"CARME_KEY_FILE": str(peer)} if rank else {},
+        environment=lambda rank: {"CARME_KEY_FILE": str(other_key)} if rank else {},
     )
     ranks.finish()
     assert "did not join in time: 1" in ranks.outputs[0]

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.collectives.errors import InvalidCall, Timeout
 from carme_runtime.graph import load, save
 from carme_runtime.torch import measuring, trace
+from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.tracing import capture
 
 
@@ -252,3 +253,23 @@ def test_mistakes_end_in_one_sentence(model, example, options, sentence):
     with pytest.raises(InvalidCall, match=sentence) as caught:
         trace(model, example, **options)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no room"), Timeout("Nobody answers.", "Wait."), KeyboardInterrupt("now")], ids=repr
+)
+def test_an_error_of_the_ranks_is_none_of_the_model_that_they_measure(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Rank 0 raises it at once: waiting for the others would end in another one after the whole limit."""
+    run, waits = Run(), []
+    monkeypatch.setattr(run, "_end_measuring", lambda *arguments: waits.append(arguments))
+
+    def spare() -> int:
+        raise error
+
+    traced = capture(nn.Linear(4, 2), (torch.ones(8, 4),), (), False)
+    with pytest.raises(type(error)) as raised:
+        run.agreed(traced, (torch.ones(8, 4),), None, (8,), spare)
+    assert raised.value is error
+    assert not waits

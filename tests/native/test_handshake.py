@@ -149,8 +149,8 @@ def test_what_a_rank_says_of_itself_is_covered_by_the_proof():
     about = len(handshake.MAGIC) + 32
 
     def change(at, data):
-        peer = struct.pack("!II", RANK + 1, STREAM)
-        return data if at else data[:about] + peer + data[about + 8 :]
+        changed = struct.pack("!II", RANK + 1, STREAM)
+        return data if at else data[:about] + changed + data[about + 8 :]
 
     results = shaken(change, keep)
     assert results["connecting"] is WrongKey and refused(results["accepting"], REFUSED_ACCEPTING)

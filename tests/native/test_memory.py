@@ -210,13 +210,13 @@ def test_steps_end_with_another_optimizer_where_the_first_one_is_used_no_longer(
         assert budget._steps.followed
 
 
-@pytest.mark.parametrize("rest", [1, 2, 5])
-def test_a_step_with_several_optimizers_ends_once(tmp_path: Path, rest: int) -> None:
+@pytest.mark.parametrize("repeats", [1, 2, 5])
+def test_a_step_with_several_optimizers_ends_once(tmp_path: Path, repeats: int) -> None:
     models = [nn.Linear(256, 256) for _ in range(2)]
     first, another = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
     with carme_runtime.memory(limit(), tmp_path) as budget:
         for _ in range(8):
-            for model, optimizer in [(models[0], first)] + rest * [(models[1], another)]:
+            for model, optimizer in [(models[0], first)] + repeats * [(models[1], another)]:
                 model(torch.ones(2, 256)).sum().backward()
                 optimizer.step()
         assert budget._steps.count == 8

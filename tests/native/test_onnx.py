@@ -80,9 +80,9 @@ def test_ranks_that_do_not_wait_for_each_other_end_with_the_same_weights(
 def test_training_without_waiting_learns_from_the_same_samples_as_much(launcher: Any, tmp_path: Path) -> None:
     more = {"momentum": 0.9}
     waiting = fitted(launcher, tmp_path, [0, 0], mode="sync", batches=125, more=more)[0]["held_back"]
-    for peer in (more, more | {"compensation": 0.1, "staleness": 1}):
+    for settings in (more, more | {"compensation": 0.1, "staleness": 1}):
         # At most 1.2 times the samples.
-        found = fitted(launcher, tmp_path, [0, 0], batches=150, more=peer)[0]["held_back"]
+        found = fitted(launcher, tmp_path, [0, 0], batches=150, more=settings)[0]["held_back"]
         assert found <= waiting
 
 

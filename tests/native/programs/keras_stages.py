@@ -144,8 +144,8 @@ def main():
         alike(values, expected[name], name)
     plan = tested.plan()
     print(plan)
-    for ours_now, expected_value in zip(tested.get_weights(), reference.get_weights(), strict=True):
-        alike(ours_now, expected_value, "weights")
+    for found, expected_value in zip(tested.get_weights(), reference.get_weights(), strict=True):
+        alike(found, expected_value, "weights")
     alike(tested.predict(x, BATCH, verbose=0), reference.predict(x, BATCH, verbose=0), "predictions")
     alike(tested.evaluate(x, y, BATCH, verbose=0), reference.evaluate(x, y, BATCH, verbose=0), "evaluation")
     part = keras.tree.map_structure(lambda a: a[:9], x)

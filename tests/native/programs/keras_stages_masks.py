@@ -221,11 +221,11 @@ def compare(case, strategy=PIPELINING, **options):
         alike(values, expected[name], f"{what}: {name}")
     for own, expected_value in zip(tested.get_weights(), reference.get_weights(), strict=True):
         alike(own, expected_value, f"{what}: weights")
-    ours_now, expected_value = (each.predict(x, BATCH, verbose=0) for each in (tested, reference))
-    for own, another in zip(keras.tree.flatten(ours_now), keras.tree.flatten(expected_value), strict=True):
+    found, expected_value = (each.predict(x, BATCH, verbose=0) for each in (tested, reference))
+    for own, another in zip(keras.tree.flatten(found), keras.tree.flatten(expected_value), strict=True):
         alike(own, another, f"{what}: predictions")
-    ours_now, expected_value = (each.evaluate(x, y, BATCH, verbose=0) for each in (tested, reference))
-    alike(ours_now, expected_value, f"{what}: evaluation")
+    found, expected_value = (each.evaluate(x, y, BATCH, verbose=0) for each in (tested, reference))
+    alike(found, expected_value, f"{what}: evaluation")
     if plan := tested.plan():
         assert plan.schedule.ranks * plan.replicas == tnt.get_size()
         assert plan.schedule.micro_batches == options["micro_batches"]

@@ -3,7 +3,7 @@
     measured_beside.py FOLDER [graph | large]
 
 In the folder each of the others leaves a file when it has computed. Nobody computes where there is a graph,
-or where measuring takes a large part of the memory: a TiB of each rank here.
+or where measuring takes more memory than there is.
 """
 
 import os
@@ -43,7 +43,7 @@ def noted(measurement: Any, is_over: Any) -> None:
 measuring._Measurement.timings = waiting  # pyright: ignore[reportAttributeAccessIssue] - names differ
 measuring._Measurement.run_until = noted  # pyright: ignore[reportAttributeAccessIssue] - names differ
 if kind == "large":
-    measuring._Measurement._needed = lambda *_: 1 << 40  # pyright: ignore[reportAttributeAccessIssue]
+    measuring._Measurement._needed = lambda *_: measuring.UNKNOWN - 1  # pyright: ignore[reportAttributeAccessIssue]
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
 before = {name: value.clone() for name, value in model.state_dict().items()}

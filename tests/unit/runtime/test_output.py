@@ -47,3 +47,9 @@ def test_the_report_begins_with_the_traceback() -> None:
     assert len(tail.report().splitlines()) == 40
     tail.feed("Traceback (most recent call last):\n  here\nValueError: x\n")
     assert tail.report() == "Traceback (most recent call last):\n  here\nValueError: x"
+
+
+def test_the_report_takes_labels_of_torch_from_the_front_of_lines_alone() -> None:
+    tail = Tail()
+    tail.feed("[rank3]: x [rank4]: y\n[rank3]:\nz [rank3]: x\n[rank 3]: x\n")
+    assert tail.report() == "x [rank4]: y\n\nz [rank3]: x\n[rank 3]: x"

@@ -11,7 +11,7 @@ import pytest
 
 from carme_runtime import CarmeRuntimeError
 from carme_runtime.fabric.members import Member, Members
-from carme_runtime.launcher import hostfile, place
+from carme_runtime.launcher import arguments, hostfile, place
 from carme_runtime.ranks import memory
 from carme_runtime.ranks.cores import in_order
 
@@ -341,6 +341,9 @@ def test_a_wrong_hostfile_is_explained(tmp_path: Path, content: str | None, word
             ["--memory-per-rank=2G", "--spill=x", "--backend=mxnet", "x.py"],
             "--memory-per-rank is for scripts",
         ),
+        (["--fusion-threshold=0", "--backend=tensorflow", "x.py"], "--fusion-threshold is for scripts that"),
+        (["--hang-seconds=0", "--backend=jax", "x.py"], "--hang-seconds is for scripts that train over"),
+        (["--strategy=data", "--backend=mxnet", "x.py"], "--strategy is for scripts that train over"),
         (["--output", "none", "x.py"], "invalid choice: 'none'"),
         (["--no-gpu", "--devices-per-rank", "1", "x.py"], "--no-gpu and --devices-per-rank exclude"),
         (["--no-gpu", "--backend", "mpi", "x.py"], "--no-gpu does not go with --backend mpi"),
@@ -355,6 +358,12 @@ def test_options_that_cannot_be_granted_are_refused(local: Launch, options: list
     code, out, errors = local(*options).wait()
     assert (code, out) == (2, "")
     assert words in errors and "Traceback" not in errors
+
+
+def test_a_probe_of_any_backend_predicts_with_the_threshold_that_is_given() -> None:
+    words = ["-n", "1", "--scale-probe", "--fusion-threshold", "64", "--backend", "tensorflow", "-m", "os"]
+    options, _ = arguments.parse(words)
+    assert options.fusion_threshold == 64
 
 
 def test_devices_per_rank_limit_the_ranks() -> None:

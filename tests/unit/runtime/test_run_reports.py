@@ -68,6 +68,16 @@ def test_a_failure_after_ranks_that_ended_well_names_these(
     )
 
 
+def test_a_failure_deep_within_calls_names_ranks_that_ended_well(capfd: pytest.CaptureFixture[str]) -> None:
+    """The report has room for the last lines of its traceback alone."""
+    frames = [f'  File "x.py", line {n}, in f\n    g(x)\n    ^^^^\n' for n in range(15)]
+    error = "".join(["Traceback (most recent call last):\n", *frames, "PeerLost: Rank 1 was lost\n"])
+    text = report(2, [exits(1, 0), error_output(0, error), exits(0, 1)], capfd)
+    assert "Rank 1 had ended with exit code 0 before." in text
+    assert "Traceback" not in text
+    assert text.endswith(frames[-1] + "PeerLost: Rank 1 was lost\n")
+
+
 def test_other_failures_name_no_rank_that_ended_well(capfd: pytest.CaptureFixture[str]) -> None:
     stopped = "so the others were stopped."
     wrong = report(2, [error_output(0, "wrong\n"), exits(0, 1), exits(1, 0)], capfd)

@@ -90,8 +90,9 @@ def test_the_drift_is_of_parts_and_not_of_steps() -> None:
     """Steps that differ from each other alike in all parts of a probe have the same middle there."""
     assert drift([1.0, 1.2, 1.1] * 8) == 0.0
     assert drift([1.0] * 12 + [math.e**0.1] * 12) == pytest.approx(0.1 / math.sqrt(3))
-    assert drift([1.0, 1.0, math.e**0.1]) == pytest.approx(0.1 / math.sqrt(3)), "a part has one turn at least"
-    assert drift([1.0]) == drift([]) == drift([0.0, 1.0]) == 0.0
+    assert drift([1.0, 1.0, math.e**0.1, math.e**0.1]) == pytest.approx(0.1 / math.sqrt(3)), "a turn each"
+    assert drift([1.0, 2.0, 3.0]) == drift([]) == 0.0, "a part has one turn at least"
+    assert drift([0.0, 1.0, 1.0, 1.0]) == 0.0
     assert drift([1.0] * 6 + [1.0, 1.0, 1.0, 9.0, 1.0, 1.0] + [1.0] * 12) == 0.0, "a single delay"
 
 

@@ -369,6 +369,17 @@ def _check_backend(parser: argparse.ArgumentParser, options: argparse.Namespace)
                     f"{option} is for scripts of PyTorch, and --backend {name} is for others. Leave one of "
                     "the two out"
                 )
+        for option, value in (
+            # What a probe predicts depends on it, whatever the framework.
+            ("--fusion-threshold", None if options.scale_probe else options.fusion_threshold),
+            ("--hang-seconds", options.hang_seconds),
+            ("--strategy", options.strategy),
+        ):
+            if value is not None:
+                parser.error(
+                    f"{option} is for scripts that train over carme_runtime, and --backend {name} is for "
+                    "others. Leave one of the two out"
+                )
 
 
 def _check_mpi(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

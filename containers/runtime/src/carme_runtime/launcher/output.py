@@ -19,7 +19,7 @@ TRACEBACK = "Traceback (most recent call last)"  # how Python's reports of error
 _LINE_END = re.compile(r"\r?\n|\r(?!$|\n)")
 
 # What torch.distributed puts in front of each line of a traceback that nobody catches.
-_TORCH_LABEL = re.compile(r"\[rank\d+\]: ?")
+_TORCH_LABEL = re.compile(r"\A\[rank\d+\]: ?")
 
 
 class Lines:
@@ -62,11 +62,14 @@ class Tail:
     def feed(self, text: str) -> None:
         self._text = (self._text + text)[-TAIL:]
 
+    def has_traceback(self) -> bool:
+        """Whether there is one, which may begin before the lines of the report."""
+        return TRACEBACK in self._text
+
     def report(self) -> str:
         """From the traceback on, if there is one, else the last lines."""
         lines = [line.split("\r")[-1] for line in self._text.rstrip().replace("\r\n", "\n").split("\n")]
-        lines = [_TORCH_LABEL.sub("", line, count=1) if line.startswith("[rank") else line for line in lines]
-        lines = lines[-REPORTED_LINES:]
+        lines = [_TORCH_LABEL.sub("", line) for line in lines[-REPORTED_LINES:]]
         for index, line in enumerate(lines):
             if line.startswith(TRACEBACK):
                 lines = lines[index:]

@@ -13,7 +13,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
 from carme_runtime.fabric.members import Members
 from carme_runtime.launcher.help import Section, help_link
-from carme_runtime.launcher.output import TRACEBACK, Lines, Printer, Tail
+from carme_runtime.launcher.output import Lines, Printer, Tail
 from carme_runtime.launcher.placement import Place, rank_environment
 from carme_runtime.launcher.rank_options import RankOptions
 from carme_runtime.ranks import without_secrets
@@ -258,7 +258,7 @@ class Run:
             sentence += f" {meaning}"
         heading = "Its last error output"
         # The rank's own error can only say that another one was lost. One that carme-run ends says all.
-        if code == 1 and TRACEBACK in tail and (ended := self._shown_ended_well()):
+        if code == 1 and self._tails[rank].has_traceback() and (ended := self._shown_ended_well()):
             sentence += (
                 f" {ended} had ended with exit code 0 before. If rank {rank} waited for one that had ended, "
                 "let all ranks make the same number of steps."

@@ -147,7 +147,9 @@ def _disable(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
     """What runs a function untraced: itself, where PyTorch requests that and nothing is traced."""
     if type(fn) is FunctionType:
         is_cached = kwargs.get("wrapping") is False  # a call by `torch._disable_dynamo`
-        with _lock:  # Another thread that loads it looks through the names once.
+        # Another thread that loads it looks through the names once. A small window stays: PyTorch caches what
+        # this returns after the lock. If the compiler has loaded by then, it may trace the function.
+        with _lock:
             if (is_cached or fn.__module__ == _HOOKS) and _is_waiting():
                 if is_cached:
                     _named.add(fn)

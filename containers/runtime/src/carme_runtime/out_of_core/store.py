@@ -74,7 +74,12 @@ class Store:
             CarmeRuntimeError: The disk is full or failed.
         """
         begin = time.perf_counter()
-        changed = set(writes)
+        try:
+            self._acquire(blocks, set(writes), room, wished_room)
+        finally:  # what does not fit or fails has been waited for, too
+            self.waited += time.perf_counter() - begin
+
+    def _acquire(self, blocks: Sequence[Block], changed: set[Block], room: int, wished_room: int) -> None:
         with self._lock:
             self._raise_failure()
             while self._unpinned:
@@ -91,7 +96,6 @@ class Store:
             for block in changed:
                 block.version += 1
             self._reserved = max(room, min(wished_room, self.capacity - self.used))
-        self.waited += time.perf_counter() - begin
 
     def release(self, blocks: Sequence[Block]) -> None:
         """The operation has ended."""
@@ -239,8 +243,10 @@ class Store:
             for transfer in [*self._urgent, *self._ahead]:
                 if not transfer.started:
                     self._cancel(transfer)
+            begin = time.perf_counter()
             while self._transfers:
                 self._done.wait()
+            self.waited += time.perf_counter() - begin
             self._raise_failure()
 
     def close(self) -> None:

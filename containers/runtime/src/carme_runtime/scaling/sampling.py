@@ -151,12 +151,11 @@ def drift(turns: Sequence[float]) -> float:
         turns: How long each took, in their order; in any unit.
 
     Returns:
-        The relative standard deviation of the parts. 0: there are too few turns.
+        The relative standard deviation of the parts. 0: there are fewer turns than parts.
     """
-    count = min(DRIFT_PARTS, len(turns))
-    if count < 2 or not min(turns) > 0:
+    if len(turns) < DRIFT_PARTS or not min(turns) > 0:
         return 0.0
-    edges = [number * len(turns) // count for number in range(count + 1)]
+    edges = [number * len(turns) // DRIFT_PARTS for number in range(DRIFT_PARTS + 1)]
     return statistics.stdev(math.log(statistics.median(turns[a:b])) for a, b in itertools.pairwise(edges))
 
 

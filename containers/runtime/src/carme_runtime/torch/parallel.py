@@ -213,7 +213,7 @@ class Parallel:
             self._hooks.append(optimizer.register_step_pre_hook(self._clip))
         self._arrivals = Arrivals(model, once=not travels) if travels or stream_group else None
         if stream_group and self._arrivals:
-            stream(model, stream_group, self._arrivals)
+            stream(self.parameters_of(model), stream_group, self._arrivals)
             _underway.add(self)
 
     # -- for trainers with a loop of their own

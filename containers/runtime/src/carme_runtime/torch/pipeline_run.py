@@ -85,16 +85,23 @@ class Run:
             Mismatch: A rank has another model.
         """
         found = self.links(example[0].device)
-        text, failure, busy = b"", None, []
+        text, failure = b"", None
+        busy: list[bool] = []
+        broken: list[BaseException] = []  # no fault of the model: the ranks cannot go on together
 
         def decide(needed: int) -> None:
-            busy.append(False)  # also where this fails: it is decided once
-            busy[0] = self.minimum(needed) <= spare()
+            try:
+                busy.append(self.minimum(needed) <= spare())
+            except BaseException as error:
+                broken.append(error)
+                raise
 
         if self.rank == 0:
             text, failure = _as_text(
                 lambda: requested or measured(traced, example, samples, before_times=decide), found
             )
+        if broken:
+            raise broken[0]
         if not busy:
             decide(UNKNOWN)
         self._end_measuring(traced, example, min(samples), busy[0])

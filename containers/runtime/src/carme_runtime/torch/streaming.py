@@ -7,6 +7,8 @@ themselves and begins to compute with the first ones.
 # As in backend.py.
 # pyright: reportMissingImports=false
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -36,9 +38,9 @@ def check_streamable(model: nn.Module, group: CoreGroup | None) -> CoreGroup:
     return group
 
 
-def stream(model: nn.Module, group: CoreGroup, arrivals: Arrivals) -> None:
-    """Begin to give rank 0's parameters to all, in the order in which the model has them."""
-    for parameter in model.parameters():
+def stream(parameters: Iterable[nn.Parameter], group: CoreGroup, arrivals: Arrivals) -> None:
+    """Begin to give rank 0's parameters to all, in their order."""
+    for parameter in parameters:
         data, bring_back = _bytes_of(parameter.detach())
         carrier = DeviceGroup(group.lane()) if parameter.is_cuda else group.lane()
         sent = carrier.broadcast(data, 0, timeout=group.limit, asynchronous=True)
