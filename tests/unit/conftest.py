@@ -82,7 +82,7 @@ def _shared(item: pytest.Item) -> dict[str, Any]:
         "the folder": Path.cwd(),
         "the umask": umask,
         "the search path": list(sys.path),
-        "signals": [signal.getsignal(number) for number in _SIGNALS],
+        **{f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS},
     }
     module = getattr(item, "module", None)
     numpy = sys.modules.get("numpy")

@@ -55,7 +55,7 @@ def test_what_a_test_leaves_changed_fails_it(tmp_path: Path) -> None:
         "folder": "the folder",
         "umask": "the umask",
         "path": "the search path",
-        "signals": "signals",
+        "signals": "the handler of SIGTERM",
         "table": "test_some.TABLE",
     }, done.stdout
     assert "7 passed, 6 errors" in done.stdout

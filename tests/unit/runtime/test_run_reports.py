@@ -45,6 +45,8 @@ def report(ranks: int, events: list[dict[str, Any]], capfd: pytest.CaptureFixtur
     """Run with these events between start and end, and give what carme-run says of it."""
 
     async def run() -> None:
+        # A run takes signals over for good; the tests' process needs its own afterwards.
+        vars(asyncio.get_running_loop())["add_signal_handler"] = lambda *_: None
         fabric = ScriptedFabric([{"type": "port", "port": 1}, *events, {"type": "over"}])
         await Run(fabric, place(MEMBERS, ranks=ranks), ["true"], "/", {}, RankOptions()).execute()
 
