@@ -85,9 +85,12 @@ def test_a_script_outlives_a_login_that_expired_meanwhile(
     editor, time = page.get_by_label("Script", exact=True), page.get_by_role("group", name="Time")
     sign_in(page)
     page.goto("/jobs/submit/")
-    # A part of the page finds out first.
-    page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
     editor.fill(SCRIPT)
+    expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
+    # A part of the page finds out first; all that the page loads at its beginning has come.
+    page.wait_for_load_state("networkidle")
+    page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
+    editor.fill(f"{SCRIPT}# the end\n")
     fill_in_login(page, "alice", PASSWORD)
     expect(editor).to_contain_text("step $1")
     expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
