@@ -112,6 +112,7 @@ def test_a_script_outlives_a_login_that_expired_meanwhile(
     (submitted,) = broker.requests_of("submit")
     sent = submitted.request
     assert (sent.name, sent.minutes, sent.nodes) == ("again", 240, 1)
+    page.wait_for_load_state()  # the job's page drops the text when its scripts have run
     page.goto("/jobs/submit/")
     expect(editor).not_to_contain_text("step")
 

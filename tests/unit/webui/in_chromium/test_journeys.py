@@ -193,6 +193,7 @@ def test_an_upload_whose_login_has_expired_says_so(page: Page, sample_data: None
     page.goto("/files/")
     file = tmp_path / "weights.bin"
     file.write_bytes(b"1")
+    page.wait_for_load_state("networkidle")  # no other part of the page finds out first
     page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
     page.get_by_label("Files from this computer").set_input_files(file)
     expect(page.locator("#uploads")).to_contain_text("Not sent: Your login has expired.")
