@@ -294,7 +294,7 @@ INSERT INTO person (name) VALUES ('grace'); INSERT INTO invitation (person) VALU
 """
 
 
-def test_an_older_copy_replaces_a_database_that_a_newer_version_has_changed(
+def test_an_earlier_copy_replaces_a_database_that_a_newer_version_has_changed(
     server: str, tmp_path: Path
 ) -> None:
     account = pwd.getpwuid(os.getuid()).pw_name
