@@ -69,7 +69,12 @@ def test_reservations_that_are_no_bookings_are_distinguished() -> None:
     assert Reservations(found) == found and Reservations().of_others == []
 
 
-def test_a_table_is_rendered_again_only_for_other_jobs_or_reservations(
+def _job(number: int, user: str) -> RunningJob:
+    started = datetime(2026, 6, 1, tzinfo=site_zone())
+    return RunningJob(id=number, user=user, node_list="", started=started, ends=None, reservation="")
+
+
+def test_a_table_is_rendered_again_only_for_other_jobs_on_its_nodes_or_reservations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     created: list[object] = []
@@ -82,6 +87,12 @@ def test_a_table_is_rendered_again_only_for_other_jobs_or_reservations(
     running, reservations = RunningJobs(), Reservations()
     known = [table._common(shown, nodes, running, reservations) for _ in range(2)]
     assert known == [1, 1]
-    assert table._common(shown, nodes, RunningJobs(), reservations) == 2
-    assert table._common(shown, nodes, running, Reservations()) == 3
-    assert table._common(shown, nodes, running, reservations) == 4, "of each table the latest is kept"
+    elsewhere = RunningJobs([(_job(7, "alice"), ["n2"])])
+    assert table._common(shown, nodes, elsewhere, reservations) == 1, "none of the shown nodes has another job"
+    here = RunningJobs([(_job(8, "alice"), ["n1"])])
+    assert table._common(shown, nodes, here, reservations) == 2
+    same = RunningJobs([(_job(8, "alice"), ["n1"]), (_job(9, "bob"), ["n2"])])
+    assert table._common(shown, nodes, same, reservations) == 2, "the same job of a later answer"
+    assert table._common(shown, nodes, running, reservations) == 3, "the job has ended"
+    assert table._common(shown, nodes, running, Reservations()) == 4
+    assert table._common(shown, nodes, running, reservations) == 5, "of each table the latest is kept"

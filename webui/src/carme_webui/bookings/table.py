@@ -41,9 +41,9 @@ PLACEHOLDER = "\0"
 PAST_CELL = SafeString('<td class="past"></td>')
 
 
-#: For how long readers are shown the same table, unless a booking changes or the broker reports other running
-#: jobs or reservations.
-SECONDS = 10.0
+#: For how long readers are shown the same table, unless a booking changes or the broker reports other jobs on
+#: these nodes, or other reservations.
+SECONDS = 60.0
 
 Nodes = Sequence[tuple[str, bool]]
 
@@ -132,7 +132,9 @@ def table_of(
 def _common(shown: Shown, nodes: Nodes, running: RunningJobs, reservations: Reservations) -> _Common:
     # One place for each table, so that those which are over do not push others out.
     key, cache = cache_key("table", shown, tuple(nodes)), caches["calendars"]
-    sources = notifier.bookings_version(), running.number, reservations.number
+    # On a large site some job begins or ends with each answer, but seldom on one of these nodes.
+    jobs = [running.on_node(name) for name, _available in nodes]
+    sources = notifier.bookings_version(), jobs, reservations.number
     known: tuple[object, _Common] | None = cache.get(key)
     if known is None or known[0] != sources:
         known = sources, _make(None, shown, nodes, running, reservations)
