@@ -164,8 +164,10 @@ class CarmeSpawner(SlurmSpawner):
             InvalidRequest: The options are not `SessionOptions`.
         """
         site = self.settings
-        given = {"image": site.images.default, "minutes": site.sessions.default_minutes}
-        requested = {**given, **(self.user_options or {})}
+        options = self.user_options or {}
+        policy = site.session_policy(str(options.get("partition") or site.slurm.default_partition))
+        minutes = min(site.sessions.default_minutes, policy.maximum_minutes)
+        requested = {"image": site.images.default, "minutes": minutes, **options}
         # That is the server's, see `get_env`; the job itself has none.
         requested.pop("language", None)
         return SessionOptions.read(requested)
