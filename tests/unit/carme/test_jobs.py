@@ -322,9 +322,7 @@ def test_sessions_have_the_limit_of_their_partition(images: ImageCatalogue, sett
     site = settings.model_copy(update={"partitions": limits})
     check(SessionOptions(image="torch", minutes=1500, partition="cpu"), CLUSTER, images, site)
     check(SessionOptions(image="torch", minutes=60, partition="gpu"), CLUSTER, images, site)
-    with pytest.raises(
-        InvalidRequest, match="A session in partition 'gpu' lasts at most 1 hour, not"
-    ):
+    with pytest.raises(InvalidRequest, match="A session in partition 'gpu' lasts at most 1 hour, not"):
         check(SessionOptions(image="torch", minutes=120, partition="gpu"), CLUSTER, images, site)
     check(JobRequest.read(GOOD | {"minutes": 120, "partition": "gpu"}), CLUSTER, images, site)
     assert site.longest_session == 2880 and settings.longest_session == settings.sessions.maximum_minutes
