@@ -39,10 +39,12 @@ default_handlers[:] = [entry for entry in default_handlers if entry[1] is not Ba
 
 #: Seconds between two polls of a job about which no event came.
 LONGEST_SILENCE = 2.0
-#: The time in which a server has reported once its job runs, unless something is wrong.
+#: The time in which a server has reported once its job runs and its data is there, unless something is wrong.
 LONGEST_START = timedelta(minutes=3)
 #: Longest wait in the queue; a certificate has this much and a month more than the session's longest time.
 LONGEST_WAIT = timedelta(days=7)
+#: What JupyterHub waits beyond that: a job that has begun at the last moment copies its data and starts.
+START_MARGIN = timedelta(days=1)
 RESERVE = timedelta(days=30)
 #: Seconds that a broker gets to come back which ended during a submission, or starts together with the hub.
 BROKERS_RETURN = 20
@@ -78,8 +80,8 @@ class CarmeSpawner(SlurmSpawner):
         config=True
     )
 
-    # The broker reports at once if a job dies.
-    start_timeout = Integer(int(LONGEST_WAIT.total_seconds())).tag(config=True)
+    # The broker reports at once if a job dies, and `until_ready` ends one that waits for too long.
+    start_timeout = Integer(int((LONGEST_WAIT + START_MARGIN).total_seconds())).tag(config=True)
     # Nothing of the hub's own environment belongs into a user's job.
     env_keep = List(Unicode(), []).tag(config=True)
 
@@ -98,6 +100,8 @@ class CarmeSpawner(SlurmSpawner):
     reported_idle: tuple[float | None, float | None] | None = None
     #: The hub itself ends its job: it is idle, or lost.
     being_ended = False
+    #: Why the hub ends a start.
+    failure = ""
     #: Key and certificate of the server, until its job has them.
     files: Mapping[str, str] = {}
 
@@ -160,8 +164,10 @@ class CarmeSpawner(SlurmSpawner):
             InvalidRequest: The options are not `SessionOptions`.
         """
         site = self.settings
-        given = {"image": site.images.default, "minutes": site.sessions.default_minutes}
-        requested = {**given, **(self.user_options or {})}
+        options = self.user_options or {}
+        policy = site.session_policy(str(options.get("partition") or site.slurm.default_partition))
+        minutes = min(site.sessions.default_minutes, policy.maximum_minutes)
+        requested = {"image": site.images.default, "minutes": minutes, **options}
         # That is the server's, see `get_env`; the job itself has none.
         requested.pop("language", None)
         return SessionOptions.read(requested)
@@ -287,9 +293,9 @@ class CarmeSpawner(SlurmSpawner):
         """Wait for the server's report; returns its URL.
 
         Raises:
-            CarmeError: The job ended first.
+            CarmeError: The job ended first, or has waited in the queue for `LONGEST_WAIT`.
         """
-        overdue = False
+        overdue, longest = False, self.longest_start()
         while True:
             self.renumber()
             job_id = int(self.job_id)
@@ -311,12 +317,31 @@ class CarmeSpawner(SlurmSpawner):
                 if self.renumber():
                     continue
                 raise await self.death(job)
-            if not overdue and job and job.started and datetime.now(UTC) - job.started > LONGEST_START:
+            if job and job.is_pending and job.submitted and datetime.now(UTC) - job.submitted > LONGEST_WAIT:
+                raise self.gave_up()
+            if not overdue and job and job.started and datetime.now(UTC) - job.started > longest:
                 # Its node may have lost the job without Slurm's knowledge. It may yet report, so it stays.
                 overdue = True
                 self.log.warning("%s runs as job %s and has not reported", self._log_name, job_id)
                 self.note(server=ServerStatus.UNREACHABLE)
             await self.silence(changed)
+
+    def longest_start(self) -> timedelta:
+        """The time from the beginning of the job in which its server has reported."""
+        if not self.options().stage:
+            return LONGEST_START
+        # The job itself copies what its node does not have.
+        return LONGEST_START + timedelta(minutes=self.settings.staging.minutes)
+
+    def gave_up(self) -> CarmeError:
+        """Why a job that waits for too long is taken out of the queue."""
+        error = CarmeError(
+            _("The session waited in the queue for {days} days and was given up.", days=LONGEST_WAIT.days),
+            _("Request fewer GPUs or another partition, or book the time that you need."),
+            code="session-ended",
+        )
+        self.failure = error.text
+        return error
 
     def renumber(self) -> bool:
         """Take up the new number of a job that Slurm had lost and the broker submitted again."""
@@ -419,8 +444,7 @@ class CarmeSpawner(SlurmSpawner):
         """End the job and wait until it is over, or `stop_timeout`; fine if it is over already."""
         if not self.job_id:
             return
-        job_id = int(self.job_id)
-        failure = ""
+        job_id, failure = int(self.job_id), self.failure
         if self.address and not self.routed:
             host, port = self.address
             failure = _(

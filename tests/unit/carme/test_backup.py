@@ -149,6 +149,24 @@ def test_a_restore_has_all_files_and_committed_rows_of_running_services(site: Pa
     assert (site / "log/added").read_text() == "stays"
 
 
+def test_the_database_of_the_broker_is_copied_as_of_one_moment(site: Path, key: Path) -> None:
+    database = site / "broker/sessions.sqlite"
+    opened = use(database)  # what is committed is in its log, which a checkpoint could move meanwhile
+    (site / "broker/note.sqlite").write_text("no database")
+    backup = make_backup(site, key)
+    about, paths, _missing = check(backup, key)
+    assert str(database) in about.sqlite
+    assert [path for path in paths if "sessions.sqlite" in path] == [str(database)]
+    opened.execute("INSERT INTO bookings VALUES ('later')")
+    opened.commit()
+    log = Path(f"{database}-wal").read_bytes()
+    opened.close()
+    Path(f"{database}-wal").write_bytes(log)  # as a broker leaves it that was killed
+    restore(backup, key)
+    assert rows(database) == ["mine"]
+    assert (site / "broker/note.sqlite").read_text() == "no database"
+
+
 def test_a_backup_has_configuration_secrets_logs_and_databases(site: Path, key: Path) -> None:
     extra = site.parent / "prometheus/data"
     extra.parent.mkdir()

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from carme.broker import stage_in, watch
+from carme.broker.access_cache import AccessCache
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest
-from carme.jobs import Cluster, JobRequest, Stage
+from carme.jobs import Access, Cluster, JobRequest, Stage
+from carme.jobs.access import Association
+from carme.jobs.limits import Limits
 from carme.slurm import UnixAccount
 
 from .conftest import FakeSlurm, running
@@ -45,6 +48,29 @@ async def test_a_job_of_its_own_brings_the_data_first(site: Any, with_data: JobR
     assert spec(second)["stage"][0]["key"] == with_data.stage[0].key
     audit = site.settings.broker.audit_log.read_text()
     assert '"stage": ["local:/data/imagenet", "ram:/data/labels"]' in audit
+
+
+async def test_what_brings_the_data_asks_for_no_more_than_the_accounting_gives(
+    site: Any, with_data: JobRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = Access(
+        user="ada",
+        associations=[Association(account="research", qos=["normal", "gpu"], default=True)],
+        enforced=["associations", "limits", "qos"],
+        limits=[Limits(qos="gpu", minutes=90), Limits(account="research", minutes=300)],
+    )
+
+    async def of(cache: AccessCache, account: UnixAccount) -> Access:
+        return access
+
+    monkeypatch.setattr(AccessCache, "of", of)
+    wanted = with_data.model_copy(update={"qos": "gpu", "account": "research"})
+    await site.client.submit(wanted)
+    first, second = site.slurm.calls("sbatch")
+    assert options(first)["qos"] == options(second)["qos"] == "gpu"
+    assert options(first)["time"] == "90", "with more it would wait for ever, and the job behind it"
+    await site.client.submit(wanted.model_copy(update={"qos": None}))
+    assert options(site.slurm.calls("sbatch")[2])["time"] == "300"
 
 
 async def test_what_brings_the_data_of_an_array_is_no_task_of_it(site: Any, with_data: JobRequest) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carme.config import Settings
+from carme.config.settings import PartitionSettings
 from carme.errors import CarmeError, InvalidRequest
 from carme.images import ImageCatalogue
 from carme.jobs import (
@@ -314,6 +315,17 @@ def test_sessions_have_the_limit_of_the_site(images: ImageCatalogue, settings: S
     options = SessionOptions(image="torch", minutes=1500, partition="cpu")
     with pytest.raises(InvalidRequest, match="A session lasts at most 1 day, not 1 day 1 hour"):
         check(options, CLUSTER, images, settings)
+
+
+def test_sessions_have_the_limit_of_their_partition(images: ImageCatalogue, settings: Settings) -> None:
+    limits = {"gpu": PartitionSettings(maximum_minutes=60), "cpu": PartitionSettings(maximum_minutes=2880)}
+    site = settings.model_copy(update={"partitions": limits})
+    check(SessionOptions(image="torch", minutes=1500, partition="cpu"), CLUSTER, images, site)
+    check(SessionOptions(image="torch", minutes=60, partition="gpu"), CLUSTER, images, site)
+    with pytest.raises(InvalidRequest, match="A session in partition 'gpu' lasts at most 1 hour, not"):
+        check(SessionOptions(image="torch", minutes=120, partition="gpu"), CLUSTER, images, site)
+    check(JobRequest.read(GOOD | {"minutes": 120, "partition": "gpu"}), CLUSTER, images, site)
+    assert site.longest_session == 2880 and settings.longest_session == settings.sessions.maximum_minutes
 
 
 def test_an_empty_cluster_is_no_crash(images: ImageCatalogue, settings: Settings) -> None:

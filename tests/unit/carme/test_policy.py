@@ -167,6 +167,24 @@ async def test_warnings_start_again_for_a_job_that_works_again(settings: Setting
     assert site.record() == [WARN, WARN] and site.stopped == []
 
 
+async def test_a_suspension_neither_forgets_warnings_nor_counts_as_time(
+    settings: Settings, tmp_path: Path
+) -> None:
+    site = Site(settings, tmp_path, stop=True, warnings=1)
+    await site.evaluate(alert())
+    running = site.jobs
+    site.jobs = [job(state=JobState.SUSPENDED)]
+    assert site.jobs[0].is_suspended and site.jobs[0].is_running
+    await site.evaluate(alert(), after=59)
+    await site.evaluate(alert(), after=59)
+    assert site.record() == [WARN] and site.stopped == []
+    site.jobs = running
+    await site.evaluate(alert(), after=59)
+    assert site.record() == [WARN] and site.stopped == []
+    await site.evaluate(alert(), after=1)
+    assert site.record() == [WARN, STOP] and site.stopped == [7]
+
+
 async def test_what_is_quiet_for_a_moment_is_not_forgotten(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
     await site.evaluate(alert())

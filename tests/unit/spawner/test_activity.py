@@ -345,3 +345,22 @@ async def test_a_server_that_does_not_report_is_reported_as_lost(
     await eventually(lambda: site.broker.session(100).state is SessionState.LOST, "the broker knows")
     assert "has not reported" in site.broker.session(100).sentence
     assert site.broker.cancelled == []
+
+
+async def test_a_server_whose_job_still_copies_data_is_not_lost(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spawner, "LONGEST_START", timedelta(0))
+    site.broker.command = ["sleep", "600"]
+    await site.start(image="torch", minutes=60, stage=[{"source": "/data/images", "target": "ram"}])
+    await site.runs()
+    polls = 0
+
+    async def silence(spawner: CarmeSpawner, changed: asyncio.Event) -> None:
+        nonlocal polls
+        polls += 1
+        await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(CarmeSpawner, "silence", silence)
+    await eventually(lambda: polls > 5, "the hub has looked at the job that runs")
+    assert site.broker.session(100).state is SessionState.STARTING

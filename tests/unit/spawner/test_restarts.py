@@ -16,7 +16,7 @@ from carme.errors import CarmeError
 from carme.jobs import JobState
 from carme.sessions import Ending, SessionState
 from carme.slurm import UnixAccount
-from carme_spawner import orphan_cleanup
+from carme_spawner import orphan_cleanup, spawner
 from carme_spawner.watcher import JobWatcher
 from patience import HANG
 
@@ -96,6 +96,25 @@ async def test_a_queued_session_can_be_given_up_after_a_restart(site: Site) -> N
     await site.up()
     assert (await site.api("DELETE", "users/ada/servers/s1")).status_code in (202, 204)
     await eventually(lambda: site.broker.cancelled == [100], "the job is cancelled")
+    assert await site.server() is None
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_session_that_waits_too_long_is_given_up_with_the_reason(
+    site: Site, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+) -> None:
+    site.broker.command = None
+    await site.start()
+    if is_restarted:
+        await site.down()
+    monkeypatch.setattr(spawner, "LONGEST_WAIT", timedelta(seconds=0.2))
+    if is_restarted:
+        await site.up()
+    await eventually(lambda: site.broker.cancelled == [100], "the job is taken from the queue")
+    await eventually(
+        lambda: "waited in the queue" in site.broker.session(100).sentence, "the session's end has the reason"
+    )
+    assert "You stopped" not in site.broker.session(100).sentence
     assert await site.server() is None
 
 

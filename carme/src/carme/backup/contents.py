@@ -8,8 +8,12 @@ from carme.config import Settings
 
 __all__ = ["Contents", "contents"]
 
+#: Endings of the names of SQLite's databases.
+SQLITE = (".sqlite", ".sqlite3")
 #: What SQLite keeps beside a database in use; a copy of the database holds it.
 BESIDE_DATABASE = ("-wal", "-shm", "-journal")
+#: How a database of SQLite begins (https://www.sqlite.org/fileformat.html).
+_MAGIC = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,6 @@ def contents(settings: Settings, config: Path, also: list[Path], images: bool) -
         if address.startswith("sqlite:///")
     }
     sqlite = {path for path in sqlite if path.exists()}
-    skipped = sqlite | {Path(f"{path}{end}") for path in sqlite for end in BESIDE_DATABASE}
     roots = [
         *(config.parent, settings.secrets.directory, settings.broker.state_directory),
         *(settings.hub.state_directory, settings.portal.state_directory, settings.staging.datasets),
@@ -55,9 +58,22 @@ def contents(settings: Settings, config: Path, also: list[Path], images: bool) -
     folder = settings.images.directory
     pictures = sorted(path for path in folder.glob("*") if images or path.suffix == ".json")
     found = [*(each for root in roots for each in _walk(root)), *records, *pictures]
+    # The broker has databases of its own.
+    sqlite |= {path for path in found if _is_database(path)}
+    skipped = sqlite | {Path(f"{path}{end}") for path in sqlite for end in BESIDE_DATABASE}
     files = [path for path in dict.fromkeys(found) if path not in skipped]
     servers = {name: database for name, database in databases.items() if database.startswith("postgresql:")}
     return Contents(files, sorted(sqlite), servers)
+
+
+def _is_database(path: Path) -> bool:
+    if path.suffix not in SQLITE or path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except FileNotFoundError:
+        return False  # it has gone meanwhile
 
 
 def _walk(path: Path) -> Iterator[Path]:

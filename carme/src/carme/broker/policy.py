@@ -184,13 +184,17 @@ class Policy:
         """Warn and stop by what fires now."""
         every = timedelta(minutes=self._policy.every_minutes)
         before = _STORED.dump_json(self._warned)
-        # What is suspended cannot use its GPUs.
-        jobs = {job.id: job for job in self._watch.jobs() if job.is_running and not job.is_suspended}
+        jobs = {job.id: job for job in self._watch.jobs() if job.is_running}
         for job_id, known in list(self._warned.items()):
             if known.ended is not None and now - known.ended < STOPS_PUBLISHED:
                 continue
+            job = jobs.get(job_id)
+            is_over = job is None or not _matches(known, job)
+            if job is not None and not is_over and job.is_suspended:
+                # It cannot use its GPUs. The time until the next warning begins anew when it goes on.
+                known.last, known.quiet = now, None
+                continue
             known.quiet = None if job_id in alerts else known.quiet or now
-            is_over = job_id not in jobs or not _matches(known, jobs[job_id])
             # After an interval of quiet all is forgotten.
             if is_over or (known.quiet and now - known.quiet >= every):
                 del self._warned[job_id]
@@ -198,7 +202,9 @@ class Policy:
         for job_id, about in sorted(alerts.items()):
             job = jobs.get(job_id)
             relevant = [alert for alert in about if job and alert.user == job.user]
-            if job is None or job.started is None or not relevant or _is_exempt(job, self._policy):
+            if job is None or job.started is None or job.is_suspended:
+                continue
+            if not relevant or _is_exempt(job, self._policy):
                 continue
             known = self._warned.get(job_id)
             if known is None or not _matches(known, job):

@@ -49,7 +49,8 @@ class StageIns:
         with context.audit.audited(peer, request, owner.name) as entry:
             order = await self._submitter.order(_as_job(request), owner)
             cluster = await context.watch.poll_nodes()
-            order = booked_stage_in_order(order, request.node_names, owner, cluster)
+            access = await context.accesses.of(owner)
+            order = booked_stage_in_order(order, request.node_names, owner, cluster, access)
             if order is None:
                 entry.drop()
                 return None
@@ -65,7 +66,8 @@ class StageIns:
         # Copies come and go faster than the snapshot is renewed.
         cluster = await context.watch.poll_nodes()
         order = replace(order, prefer=preference(order, owner, cluster))
-        first = stage_in_order(order, owner, cluster, context.settings.staging.minutes)
+        access = await context.accesses.of(owner)
+        first = stage_in_order(order, owner, cluster, context.settings.staging.minutes, access)
         if first is None:
             return order
         async with context.programs.slot(owner.uid):

@@ -470,6 +470,12 @@ class Settings(_Table):
         own = self.partitions.get(partition, PartitionSettings())
         return self.sessions.model_copy(update=own.model_dump(exclude_none=True, exclude={"bookings"}))
 
+    @property
+    def longest_session(self) -> int:
+        """The longest time of a session in any partition, in minutes."""
+        own = (partition.maximum_minutes for partition in self.partitions.values())
+        return max(self.sessions.maximum_minutes, *(minutes for minutes in own if minutes), 0)
+
     def booking_policy(self, partition: str, project: str = "") -> BookingSettings:
         """The rules for bookings in a partition: `[bookings]`, with what its own `bookings` changes.
 

@@ -27,7 +27,7 @@ from carme.backup.archive import (
     set_mode,
     unknown_owners,
 )
-from carme.backup.contents import BESIDE_DATABASE
+from carme.backup.contents import BESIDE_DATABASE, SQLITE
 from carme.backup.databases import copy_sqlite
 from carme.config import Settings
 from carme.errors import CarmeError
@@ -39,8 +39,6 @@ HEADS_FOLDER = Path("/etc/carme/heads")
 #: The last member: what ends before it was cut off.
 END = "end"
 PULL_SECONDS = 120
-#: Databases, which are copied as of one moment.
-SQLITE = (".sqlite", ".sqlite3")
 #: What each head makes itself, and what only says that something runs.
 OWN_OF_A_HEAD = {"static", "prepared", "sync.lock", "celerybeat-schedule", "jupyterhub-proxy.pid", "lock"}
 

@@ -99,6 +99,19 @@ class Access(BaseModel):
             return association.default_qos
         return association.qos[0] if len(association.qos) == 1 else ORDINARY_QOS
 
+    def longest_minutes(self, account: str | None, partition: str, requested: str | None) -> int | None:
+        """How long the accounting lets a job run; None: as long as its partition does.
+
+        Args:
+            account: None: the default account.
+            requested: The quality of service that the job names.
+        """
+        if "limits" not in self.enforced:
+            return None
+        account = account or self.default_account or ""
+        chain = limits_of(self.user, account, self.quality(account, partition, requested), self.limits)
+        return next((each.minutes for each in chain if each.minutes is not None), None)
+
 
 def usable(cluster: Cluster, access: Access, accounts: Collection[str] = ()) -> Cluster:
     """The cluster as far as somebody may use it: the partitions that take the user's jobs, and their nodes.

@@ -43,10 +43,12 @@ def check(
     # A user's own image is checked where the job starts, as that user.
     if request.image is not None and request.image_file is None:
         images.get(request.image)
-    limit = settings.sessions.maximum_minutes
-    if _is_session(request) and request.minutes > limit:
-        raise _too_long(_("A session"), limit, request.minutes)
     partition = partition_of(request, cluster, settings)
+    limit = settings.session_policy(partition.name).maximum_minutes
+    if _is_session(request) and request.minutes > limit:
+        what = _("A session in partition {partition_name!r}", partition_name=partition.name)
+        own = settings.partitions.get(partition.name)
+        raise _too_long(what if own and own.maximum_minutes else _("A session"), limit, request.minutes)
     check_access(request, partition, cluster, settings, access)
     if partition.max_minutes is not None and request.minutes > partition.max_minutes:
         raise _too_long(

@@ -83,7 +83,7 @@ def _begin_sessions(cluster: Cluster, now: datetime) -> None:
             continue
         longest = [
             (row.end - max(row.start, now)) // timedelta(minutes=1),
-            settings.SITE.sessions.maximum_minutes,
+            settings.SITE.session_policy(row.partition).maximum_minutes,
             *(
                 partition.max_minutes
                 for partition in cluster.partitions

@@ -173,10 +173,10 @@ def extend(found: Session, minutes: int, broker: BrokerClient) -> Extension:
         InvalidRequest: It does not run, or so much time cannot be had.
         CarmeError: The broker or Slurm refuses.
     """
-    reported, most = found.last_reported, settings.SITE.sessions.maximum_minutes
+    reported = found.last_reported
     if reported is None or found.is_over:
         raise InvalidRequest(_("This session does not run."), _("Start it again instead."))
-    check_extension(minutes, most)
+    check_extension(minutes, settings.SITE.session_policy(reported.partition).maximum_minutes)
     given = broker.extend(reported.job_id, minutes, user=found.owner.username)
     found.follow(reported.model_copy(update={"ends": given.ends}))
     notifier.notify([found.owner.username])

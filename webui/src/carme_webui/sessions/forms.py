@@ -151,13 +151,12 @@ class StartForm(TimeFields, ScalingFields):
                 "gpu_type": row.gpu_type,
                 "gpus_per_node": row.gpus_per_node,
                 "nodes": len(row.node_names),
-                "minutes": max(1, min(minutes_in(row), site.sessions.maximum_minutes)),
+                "minutes": max(1, min(minutes_in(row), site.session_policy(row.partition).maximum_minutes)),
             }
         initial |= {key: value for key, value in (requested or {}).items() if key in FILLED_IN}
         self.presets = presets
         self._cards = cards(site, cluster, self._supplies, presets)
-        limits = site.sessions
-        self._times = times(limits.default_minutes, limits.maximum_minutes, timezone.now())
+        self._times = times(site.sessions.default_minutes, site.longest_session, timezone.now())
         initial["hardware"] = matching(self._cards, initial)
         initial |= time_begun_with(self._times, initial["minutes"])
         super().__init__(data and self._filled_in(data), initial=initial, label_suffix="")
@@ -221,7 +220,7 @@ class StartForm(TimeFields, ScalingFields):
         self._choices("reservation", [("", _("None")), *offers])
         if not offers:
             del self.fields["reservation"]
-        most = self._site.sessions.maximum_minutes
+        most = self._site.longest_session
         limits = {
             "gpus_per_node": max((kind.per_node for kind in kinds), default=0),
             "nodes": max((len(partition.node_names) for partition in partitions), default=1),
