@@ -13,10 +13,31 @@ from carme_spawner.activity import ActivityHandler, ExtendHandler
 from carme_spawner.logins import LoginsHandler
 from carme_spawner.ready import ReadyHandler
 
-__all__ = ["EndedServer", "EndedStart", "install"]
+__all__ = ["EndedServer", "EndedStart", "StartsAtPortal", "install"]
 
 #: A session's name, as the portal makes it.
 _SESSION = re.compile(r"s[0-9a-z]{8}")
+
+
+def _portal_page(handler: BaseHandler, session: str) -> str:
+    """The address of a session's page at the portal, or of the portal where this is no session's name."""
+    portal = str(handler.app.default_url)
+    return f"{portal}sessions/{session}/" if _SESSION.fullmatch(session) else portal
+
+
+class StartsAtPortal(BaseHandler):
+    """Leads to the portal from JupyterHub's own pages that offer a start, or make one right away.
+
+    These are the hub's home page and `/spawn`. Their starts would have neither the options nor the limits of
+    the portal's form, and the portal would not show them. Who is not signed in signs in first, as before.
+    """
+
+    @web.authenticated
+    def get(self, user_name: str = "", server_name: str = "") -> None:
+        """Lead to the page of the session that the address names, else to the portal's first page."""
+        self.redirect(_portal_page(self, server_name), status=303)
+
+    post = get
 
 
 class _NoStartButton(BaseHandler):
@@ -30,8 +51,8 @@ class _NoStartButton(BaseHandler):
         """JupyterHub's page of that name, except the one of a server that does not run."""
         if name != "not_running.html" or "text/html" not in self.request.headers.get("Accept", ""):
             return super().render_template(name, sync, **values)
-        portal, session = str(self.app.default_url), str(values.get("server_name") or self.server_name())
-        self.redirect(f"{portal}sessions/{session}/" if _SESSION.fullmatch(session) else portal, status=303)
+        session = str(values.get("server_name") or self.server_name())
+        self.redirect(_portal_page(self, session), status=303)
         raise web.Finish
 
     def server_name(self) -> str:
@@ -56,6 +77,8 @@ def install() -> None:
     # The first handler that takes an address is used.
     pages.insert(0, (r"/user/(?P<user_name>[^/]+)(?P<user_path>/.*)?", EndedServer))
     pages[:0] = [(r"/spawn-pending/([^/]+)", EndedStart), (r"/spawn-pending/([^/]+)/([^/]+)", EndedStart)]
+    starts = (r"/home", r"/spawn", r"/spawn/([^/]+)", r"/spawn/([^/]+)/([^/]+)")
+    pages[:0] = [(address, StartsAtPortal) for address in starts]
     default_handlers.extend(
         [
             (r"/api/carme/ready", ReadyHandler),
