@@ -15,6 +15,7 @@ from django.core.cache import caches
 from carme.bookings.reconcile import is_ours
 from carme.broker import BrokerClient, LastAnswers
 from carme.broker.protocol import Failure, RunningJob
+from carme.broker.silence import Silence
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
 from carme.jobs import Access, Cluster, Forecast, JobRequest, Reservation, partition_of, usable
@@ -34,6 +35,7 @@ __all__ = [
     "fitted",
     "images",
     "shown_seconds",
+    "silence",
     "supplies",
 ]
 
@@ -56,6 +58,10 @@ class Supply:
 # What the portal asks, the broker answers from memory or after one look at accounting.
 BROKER_TIMEOUT = 10.0
 
+#: No page waits longer for a broker that hangs than the first two together, in seconds; for the third it is
+#: not asked again.
+silence = Silence(patience=1.5, check_seconds=1.0, rest=5.0)
+
 
 def broker(answers: LastAnswers | None = None) -> BrokerClient:
     """The broker of this site.
@@ -63,7 +69,7 @@ def broker(answers: LastAnswers | None = None) -> BrokerClient:
     Args:
         answers: Its earlier ones, which are not read again while they stay the same.
     """
-    return BrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT, answers=answers)
+    return BrokerClient(settings.SITE.broker.socket, BROKER_TIMEOUT, answers, silence)
 
 
 #: Seconds for which the calendar shows the same running jobs.
