@@ -1,4 +1,4 @@
-"""A broker that accepts connections and answers nothing, until it is told to."""
+"""A broker that accepts connections and answers nothing, until a test has it answer."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""What somebody wrote into a form is not lost where the form is refused, nor what it did where its page fails."""
+"""What was written into a form is not lost where the form is refused."""
 
 from datetime import timedelta
 from typing import Any

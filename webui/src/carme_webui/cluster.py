@@ -58,8 +58,8 @@ class Supply:
 # What the portal asks, the broker answers from memory or after one look at accounting.
 BROKER_TIMEOUT = 10.0
 
-#: No page waits longer for a broker that hangs than the first two together, in seconds; for the third it is
-#: not asked again.
+#: In seconds: a page waits for a broker that hangs as long as the first two together, and for the third no
+#: page does.
 silence = Silence(patience=1.5, check_seconds=1.0, rest=5.0)
 
 
