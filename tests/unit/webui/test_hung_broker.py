@@ -8,7 +8,7 @@ from django.utils import timezone
 from hanging_broker import HangingBroker
 
 from carme_webui.accounts.models import User
-from carme_webui.cluster import silence
+from carme_webui.cluster import broker_silence
 from carme_webui.images.models import OwnImage
 from carme_webui.jobs.models import Job
 from carme_webui.projects.models import Membership, Project
@@ -21,9 +21,9 @@ from .fake_broker import make_job
 @pytest.fixture
 def hung(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingBroker]:
     """Answers nothing; who has found that out asks no more in this test."""
-    monkeypatch.setattr(silence, "patience", 0.01)
-    monkeypatch.setattr(silence, "check_seconds", 0.01)
-    monkeypatch.setattr(silence, "rest", HANG)
+    monkeypatch.setattr(broker_silence, "patience", 0.01)
+    monkeypatch.setattr(broker_silence, "check_seconds", 0.01)
+    monkeypatch.setattr(broker_silence, "rest", HANG)
     running = HangingBroker(folder / "broker.sock")
     yield running
     running.close()

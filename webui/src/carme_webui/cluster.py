@@ -30,12 +30,12 @@ __all__ = [
     "Supply",
     "access_of",
     "broker",
+    "broker_silence",
     "cluster_cache",
     "entry_points",
     "fitted",
     "images",
     "shown_seconds",
-    "silence",
     "supplies",
 ]
 
@@ -60,7 +60,7 @@ BROKER_TIMEOUT = 10.0
 
 #: In seconds: a page waits for a broker that hangs as long as the first two together, and for the third no
 #: page does.
-silence = Silence(patience=1.5, check_seconds=1.0, rest=5.0)
+broker_silence = Silence(patience=1.5, check_seconds=1.0, rest=5.0)
 
 
 def broker(answers: LastAnswers | None = None) -> BrokerClient:
@@ -69,7 +69,7 @@ def broker(answers: LastAnswers | None = None) -> BrokerClient:
     Args:
         answers: Its earlier ones, which are not read again while they stay the same.
     """
-    return BrokerClient(settings.SITE.broker.socket, BROKER_TIMEOUT, answers, silence)
+    return BrokerClient(settings.SITE.broker.socket, BROKER_TIMEOUT, answers, broker_silence)
 
 
 #: Seconds for which the calendar shows the same running jobs.
