@@ -1,22 +1,26 @@
 """What servers and the portal call at the hub besides JupyterHub's own API."""
 
 import re
+from html import escape
+from http import HTTPStatus
 from typing import Any
 
 from jupyterhub.apihandlers import default_handlers
 from jupyterhub.handlers import default_handlers as pages
 from jupyterhub.handlers.base import BaseHandler, UserUrlHandler
-from jupyterhub.handlers.pages import SpawnPendingHandler
+from jupyterhub.handlers.pages import ProxyErrorHandler, SpawnPendingHandler
 from tornado import web
 
 from carme_spawner.activity import ActivityHandler, ExtendHandler
 from carme_spawner.logins import LoginsHandler
 from carme_spawner.ready import ReadyHandler
 
-__all__ = ["EndedServer", "EndedStart", "StartsAtPortal", "install"]
+__all__ = ["EndedServer", "EndedStart", "SilentServer", "StartsAtPortal", "install"]
 
 #: A session's name, as the portal makes it.
 _SESSION = re.compile(r"s[0-9a-z]{8}")
+#: The address of a session's server, with that name.
+_SERVER = re.compile(r"/user/[^/?]+/(s[0-9a-z]{8})(?:[/?]|$)")
 
 
 def _portal_page(handler: BaseHandler, session: str) -> str:
@@ -72,13 +76,32 @@ class EndedStart(_NoStartButton, SpawnPendingHandler):
     """The address that shows the progress of a start: it stays open, or in the history, after the end."""
 
 
+class SilentServer(ProxyErrorHandler):
+    """What the proxy shows in place of a server that does not answer.
+
+    JupyterHub's own words lead to a restart by the hub.
+    """
+
+    def render_template(self, name: str, sync: bool = False, **values: Any) -> Any:
+        """JupyterHub's page of an error, with a link to the page of the session that was meant."""
+        if values.get("status_code") == HTTPStatus.SERVICE_UNAVAILABLE:
+            found = _SERVER.search(self.get_argument("url", ""))
+            link = f'<a href="{escape(_portal_page(self, found[1] if found else ""))}">'
+            values["message_html"] = (
+                f"The server of this session does not answer. {link}Its page at the portal</a> says why."
+                if found
+                else f"Nothing answers at this address now. {link}Go to the portal</a>."
+            )
+        return super().render_template(name, sync, **values)
+
+
 def install() -> None:
     """Add our handlers to JupyterHub's."""
     # The first handler that takes an address is used.
     pages.insert(0, (r"/user/(?P<user_name>[^/]+)(?P<user_path>/.*)?", EndedServer))
     pages[:0] = [(r"/spawn-pending/([^/]+)", EndedStart), (r"/spawn-pending/([^/]+)/([^/]+)", EndedStart)]
     starts = (r"/home", r"/spawn", r"/spawn/([^/]+)", r"/spawn/([^/]+)/([^/]+)")
-    pages[:0] = [(address, StartsAtPortal) for address in starts]
+    pages[:0] = [(r"/error/(\d+)", SilentServer), *((address, StartsAtPortal) for address in starts)]
     default_handlers.extend(
         [
             (r"/api/carme/ready", ReadyHandler),

@@ -119,6 +119,22 @@ async def test_a_page_of_the_hub_that_leads_to_the_portal_needs_a_login_first(si
     assert answer.status_code == 302 and "/hub/login?next=" in answer.headers["Location"]
 
 
+@pytest.mark.parametrize(
+    ("address", "page"), [("/jupyter/user/ada/s12345678/lab?x=1", "sessions/s12345678/"), ("/jupyter/x", "")]
+)
+async def test_a_server_that_does_not_answer_leads_to_its_session(
+    site: Site, address: str, page: str
+) -> None:
+    hub = f"{site.settings.hub.listen}{site.settings.hub.base_path}hub"
+    async with httpx.AsyncClient(timeout=HANG, verify=site.proxys_certificate()) as client:
+        answer = await client.get(f"{hub}/error/503", params={"url": address})
+        assert (
+            f'<a href="{site.settings.site.url}/{page}">' in answer.text and "from the hub" not in answer.text
+        )
+        assert "503" in answer.text
+        assert "Not Found" in (await client.get(f"{hub}/error/404")).text
+
+
 async def test_the_servers_own_token_sets_host_and_port(waiting: Site) -> None:
     response = await waiting.report(100, "ready", json=REPORT)
     assert response.status_code == 204
