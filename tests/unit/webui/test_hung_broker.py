@@ -1,6 +1,7 @@
 """Pages while the broker hangs: it accepts connections and answers nothing."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from django.utils import timezone
 from hanging_broker import HangingBroker
 
 from carme_webui.accounts.models import User
+from carme_webui.announcements.models import Maintenance
+from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker_silence
 from carme_webui.images.models import OwnImage
 from carme_webui.jobs.models import Job
@@ -100,3 +103,17 @@ def test_what_a_form_requests_is_not_sent_to_a_broker_that_hangs(
     assert answer.status_code == 302
     assert "does not answer" in text(root.get(answer["location"]))
     assert hung.received() == [], "it rests"
+
+
+def test_what_slurm_does_later_is_not_called_done(root: Browser, admin: User, hung: HangingBroker) -> None:
+    start = timezone.now() + timedelta(hours=5)
+    common = {"start": start, "end": start + timedelta(hours=1), "node_names": ["n1"]}
+    maintenance = Maintenance.objects.create(title="New cooling", by=admin, **common)
+    booking = Booking.objects.create(
+        owner=admin, partition="gpu", gpu_type="a100", gpus_per_node=4, state="approved", **common
+    )
+    token = root.own_token()
+    for address in (f"/maintenance/{maintenance.pk}/cancel/", f"/bookings/{booking.name}/delete/"):
+        page = text(root.get(root.send_with(token, address)["Location"]))
+        assert "as soon as Slurm answers." in page
+        assert "Its nodes take jobs again.<" not in page and "are free for others.<" not in page

@@ -222,12 +222,16 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
         return render(request, "bookings/delete.html", {"booking": found})
     if request.method == "POST":
         try:
-            services.delete(found, broker())
+            freed = services.delete(found, broker())
         except CarmeError as error:
             messages.error(request, explained(error))
         else:
             _notify_people(found)
-            messages.success(request, _("The booking is deleted; its nodes are free for others."))
+            if freed:
+                messages.success(request, _("The booking is deleted; its nodes are free for others."))
+            else:
+                later = _("The booking is deleted. Its nodes are free for others as soon as Slurm answers.")
+                messages.warning(request, later)
     return redirect(found)
 
 
