@@ -23,7 +23,7 @@ def value(answer: Any, field: str) -> str:
 
 
 def booked(owner: User, state: str) -> Booking:
-    begins = timezone.now() + timedelta(hours=5)
+    begins = timezone.now().replace(microsecond=0) + timedelta(hours=5)
     return Booking.objects.create(
         owner=owner, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"], state=state,
         start=begins, end=begins + timedelta(hours=1),

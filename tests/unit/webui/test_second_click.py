@@ -31,7 +31,7 @@ def test_what_cannot_be_undone_or_gives_rights_needs_a_second_click(
         "/admin/users/at/alice/": ["open", "second-factor"],
         "/projects/": ["no"],
         "/projects/at/vision/": ["close", "manager", "member", "remove", "remove", "withdraw"],
-        "/projects/at/speech/": ["reopen"],
+        "/projects/at/speech/": ["reopen", "withdraw"],
         "/announcements/": ["delete"],
         "/maintenance/": ["cancel"],
         "/tokens/": ["revoke"],
@@ -60,7 +60,7 @@ def fill_with_what_needs_it(admin: User, alice: User, bob: User, begins: datetim
     Invitation.objects.create(project=project, user=alice, by=admin)
     closed = Project.objects.create(name="speech", title="Speech", granted=begins, closed=begins)
     Invitation.objects.create(project=closed, user=admin, by=bob)
-    Preset.objects.create(owner=admin, name="small", options={"image": "torch"})
+    Preset.objects.create(owner=admin, name="small", options={"image": "torch", "minutes": 30})
     Token.make(admin, "laptop", ["jobs"], timezone.now() + timedelta(days=1))
     News.objects.create(title="New nodes")
     ends = begins + timedelta(hours=1)
