@@ -2,7 +2,8 @@
 
     python tests/real_postgresql.py pytest tests/unit/webui
 
-The command finds the server's address in CARME_TEST_DATABASE.
+The command finds the server's address in CARME_TEST_DATABASE. A module of tests that imports `module_server`
+has a server of its own, as the fixture `server`.
 """
 
 import contextlib
@@ -22,9 +23,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from processes import end
 
-__all__ = ["is_installed", "new_database", "postgresql", "temporary_postgresql"]
+__all__ = ["is_installed", "module_server", "new_database", "postgresql", "temporary_postgresql"]
 
 #: Where files lie in memory, and the bytes that have to be free there: a server with some databases needs a
 #: quarter.
@@ -69,6 +71,15 @@ def temporary_postgresql(name: str) -> Iterator[str]:
         tempfile.TemporaryDirectory(prefix=prefix, dir=_in_memory()) as folder,
         postgresql(Path(folder), *_TEMPORARY) as address,
     ):
+        yield address
+
+
+@pytest.fixture(scope="module", name="server")
+def module_server(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a temporary server for the tests of one module; they are skipped without PostgreSQL."""
+    if not is_installed():
+        pytest.skip("PostgreSQL is not installed")
+    with temporary_postgresql(request.module.__name__.rpartition(".")[2]) as address:
         yield address
 
 

@@ -97,7 +97,7 @@ def _set_addresses(c: Config, settings: Settings) -> None:
         c.JupyterHub.db_kwargs = {"pool_events": [(commit_quickly, "connect")]}
     c.JupyterHub.cookie_secret = key(settings, "hub-cookie-secret")
     c.CryptKeeper.keys = [key(settings, "hub-crypt-key")]
-    # The hub's own pages serve who comes by hand; the portal is the front page.
+    # The portal is the front page; the hub's own pages that offer a start lead there (`handlers.py`).
     c.JupyterHub.default_url = site + "/"
 
 
@@ -205,7 +205,7 @@ def key(settings: Settings, name: str) -> bytes:
 
 def server_limit(handler: BaseHandler) -> int:
     """How many named servers a user may have: those that have ended do not count."""
-    # The hub's own home page names no user: it is about who looks at it.
+    # The hub's own page of administrators names no user: it is about who looks at it.
     user = handler.find_user(handler.path_args[0]) if handler.path_args else handler.current_user
     records = user.orm_spawners if user else {}
     ended = sum(bool(name) and record.server is None for name, record in records.items())

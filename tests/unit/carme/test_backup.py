@@ -20,7 +20,7 @@ from carme.backup import append_only, archive, check, create, databases, make_ke
 from carme.backup.main import CERTIFICATE, STARTED, main
 from carme.backup.sealing import PIECE, Opened, Sealed
 from carme.errors import CarmeError
-from real_postgresql import is_installed, new_database, temporary_postgresql
+from real_postgresql import module_server, new_database  # noqa: F401  # a fixture
 
 
 @pytest.fixture
@@ -292,14 +292,6 @@ def test_a_server_is_dumped_and_loaded_as_its_account_without_secrets_in_argumen
     ran.clear()
     restore(backup, key, site.parent / "look")
     assert not ran
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    if not is_installed():
-        pytest.skip("PostgreSQL is not installed")
-    with temporary_postgresql("backup") as address:
-        yield address
 
 
 #: Of a newer version: one table refers to an older one, and a type and a column are new.

@@ -22,7 +22,7 @@ from carme.errors import CarmeError
 from carme.heads import Holder, Lease, active_head, address, main, promotion
 from carme.heads.names import own_name, require_two_heads
 from patience import HANG
-from real_postgresql import is_installed, temporary_postgresql
+from real_postgresql import module_server  # noqa: F401  # a fixture
 
 from .head_configuration import SOURCE, configured
 
@@ -43,14 +43,6 @@ raise SystemExit(main.main(sys.argv[3:]))
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("carme.heads.lease.ANSWER_SECONDS", HANG)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    if not is_installed():
-        pytest.skip("PostgreSQL is not installed")
-    with temporary_postgresql("heads") as address:
-        yield address
 
 
 @pytest.fixture

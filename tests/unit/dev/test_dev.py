@@ -127,6 +127,29 @@ def test_dev_runs_a_job_after_a_login_and_leaves_nothing(dev: Dev) -> None:
         assert probe.connect_ex(("127.0.0.1", dev.port)) != 0
 
 
+@pytest.mark.parametrize("dev", [["--no-sessions"]], indirect=True)
+def test_a_folder_becomes_a_dataset(dev: Dev) -> None:
+    with logged_in(dev) as (browser, folder):
+        digits = Path(folder, "homes/ada/digits")
+        digits.mkdir()
+        (digits / "one").write_bytes(b"1")
+        fields = {"name": "digits", "path": str(digits), "title": "Digits"}
+        answer = eventually(
+            lambda: (
+                found if (found := browser.submit("/datasets/add/", **fields)).status_code == 302 else None
+            ),
+            "the job that adds it is submitted",
+        )
+        job = answer.headers["location"]
+        ended = eventually(
+            lambda: found if "Exit code" in (found := browser.get(job, follow_redirects=True).text) else "",
+            "the job is over",
+        )
+        assert "digits has version" in ended, ended
+        assert f"<code>{digits}</code>" in browser.get("/datasets/").text
+    assert dev.stop() == 0, "".join(dev.lines)
+
+
 @contextlib.contextmanager
 def logged_in(dev: Dev) -> Iterator[tuple[Browser, str]]:
     """The browser of ada, and the folder of the sandbox."""

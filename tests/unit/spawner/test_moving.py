@@ -17,19 +17,11 @@ from sqlalchemy import create_engine, inspect
 
 from carme_spawner.hub import main
 from carme_spawner.hub_config import with_driver
-from real_postgresql import is_installed, new_database, temporary_postgresql
+from real_postgresql import module_server, new_database  # noqa: F401  # a fixture
 
 MODELS: Any = orm  # whose attributes are typed as columns, not as what rows have
 #: Calls the program with a site's configuration and a target, which it refuses with a sentence.
 Refused = Callable[[Path, str, str], None]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    if not is_installed():
-        pytest.skip("PostgreSQL is not installed")
-    with temporary_postgresql("hub") as address:
-        yield address
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from carme.jobs import JobState
-from carme_spawner.handlers import EndedStart
+from carme_spawner.handlers import EndedStart, StartsAtPortal
 from carme_spawner.ready import node_names
 from patience import HANG
 
@@ -82,6 +82,57 @@ async def test_the_address_of_an_ended_start_leads_to_its_session(
     async with httpx.AsyncClient(timeout=HANG, verify=site.proxys_certificate(), headers=headers) as client:
         answer = await client.get(f"{hub}/spawn-pending/ada{name and '/'}{name}")
     assert (answer.status_code, answer.headers["Location"]) == (303, f"{site.settings.site.url}/{page}")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("path", "page"),
+    [
+        ("home", ""),
+        ("spawn", ""),
+        ("spawn/ada", ""),
+        ("spawn/ada/s12345678", "sessions/s12345678/"),
+        ("spawn/ada/other?minutes=5", ""),
+    ],
+)
+async def test_the_hubs_own_pages_that_offer_a_start_lead_to_the_portal(
+    site: Site, monkeypatch: pytest.MonkeyPatch, path: str, page: str, method: str
+) -> None:
+    # Instead of a browser's cookies.
+    monkeypatch.setattr(StartsAtPortal, "_accept_token_auth", True)
+    monkeypatch.setattr(StartsAtPortal, "check_xsrf_cookie", lambda _: None)
+    assert site.hub
+    assert (await site.api("POST", "users/ada")).status_code == 201
+    [user] = [user for user in site.hub.users.values() if user.name == "ada"]
+    headers = {"Authorization": f"token {user.new_api_token()}", "Accept": "text/html"}
+    hub = f"{site.settings.hub.listen}{site.settings.hub.base_path}hub"
+    async with httpx.AsyncClient(timeout=HANG, verify=site.proxys_certificate(), headers=headers) as client:
+        answer = await client.request(method, f"{hub}/{path}")
+    assert (answer.status_code, answer.headers.get("Location")) == (303, f"{site.settings.site.url}/{page}")
+    assert not user.running and not site.broker.requests
+
+
+async def test_a_page_of_the_hub_that_leads_to_the_portal_needs_a_login_first(site: Site) -> None:
+    hub = f"{site.settings.hub.listen}{site.settings.hub.base_path}hub"
+    async with httpx.AsyncClient(timeout=HANG, verify=site.proxys_certificate()) as client:
+        answer = await client.get(f"{hub}/home", headers={"Accept": "text/html"})
+    assert answer.status_code == 302 and "/hub/login?next=" in answer.headers["Location"]
+
+
+@pytest.mark.parametrize(
+    ("address", "page"), [("/jupyter/user/ada/s12345678/lab?x=1", "sessions/s12345678/"), ("/jupyter/x", "")]
+)
+async def test_a_server_that_does_not_answer_leads_to_its_session(
+    site: Site, address: str, page: str
+) -> None:
+    hub = f"{site.settings.hub.listen}{site.settings.hub.base_path}hub"
+    async with httpx.AsyncClient(timeout=HANG, verify=site.proxys_certificate()) as client:
+        answer = await client.get(f"{hub}/error/503", params={"url": address})
+        assert (
+            f'<a href="{site.settings.site.url}/{page}">' in answer.text and "from the hub" not in answer.text
+        )
+        assert "503" in answer.text
+        assert "Not Found" in (await client.get(f"{hub}/error/404")).text
 
 
 async def test_the_servers_own_token_sets_host_and_port(waiting: Site) -> None:

@@ -23,8 +23,6 @@ from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.administration.models import AuditEntry
 from carme_webui.administration.services import KIND_NAMES, changed_kinds
-from carme_webui.announcements.models import Maintenance, News
-from carme_webui.api.models import Token
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.models import Job
 from carme_webui.profile.models import Notice
@@ -271,37 +269,6 @@ def test_a_search_without_a_match_says_so(root: Browser, broker: FakeBroker) -> 
     broker.put(make_job(7, started=NOW))
     assert "No jobs match." in text(root.get("/admin/jobs/?q=nothing"))
     assert "No users match." in text(root.get("/admin/users/?q=nothing"))
-
-
-def test_what_cannot_be_undone_needs_a_second_click(
-    root: Browser, admin: User, alice: User, bob: User, broker: FakeBroker
-) -> None:
-    project = services.create(admin, "vision", "Computer vision", alice, site_broker())
-    Membership.objects.create(project=project, user=bob)
-    Token.make(admin, "laptop", ["jobs"], timezone.now() + timedelta(days=1))
-    News.objects.create(title="New nodes")
-    begins = timezone.now() + timedelta(hours=5)
-    Maintenance.objects.create(
-        title="New cooling", start=begins, end=begins + timedelta(hours=1), node_names=["n1"], by=admin
-    )
-    for path, wanted in {
-        "/admin/users/at/bob/?job=7": ["close", "second-factor"],
-        "/projects/at/vision/": ["close", "remove", "remove"],
-        "/announcements/": ["delete"],
-        "/maintenance/": ["cancel"],
-        "/tokens/": ["revoke"],
-        "/bookings/": ["renew"],
-    }.items():
-        page = BeautifulSoup(text(root.get(path)), "html.parser")
-        found = page.select("form [popover] button.danger")
-        assert sorted(str(button["value"]) for button in found) == wanted
-        assert all(not page.select(f"button[value={value}]:not([popover] *)") for value in wanted)
-        asking = {str(part["id"]) for part in page.select("form .confirm[popover]")}
-        assert asking == {
-            str(button["popovertarget"]) for button in page.select("main form button[type=button]")
-        }
-        # What the page itself is about, such as a job, is no part of the buttons' names.
-        assert not [button for button in page.select("main button[popovertarget]") if "job 7" in button.text]
 
 
 @pytest.mark.parametrize("path", ["/maintenance/", "/announcements/"])

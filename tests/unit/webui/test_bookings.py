@@ -517,11 +517,12 @@ def test_nobody_starts_in_the_booking_of_somebody_else(
 
 
 def act(browser: Browser, row: Booking, what: str, **sent: Any) -> str:
-    """Send a form of the booking's page; the text of the page that follows."""
+    """Send a form of the booking's page; the text of the page that follows, or of a refusal."""
     token = browser.token("/bookings/")
     answer = browser.send_with(token, f"{row.get_absolute_url()}{what}/", **sent)
     row.refresh_from_db()
-    return browser.get(answer["Location"]).content.decode() if answer.status_code == 302 else ""
+    shown = browser.get(answer["Location"]) if answer.status_code == 302 else answer
+    return "" if shown.status_code == 404 else shown.content.decode()
 
 
 def test_a_session_is_planned_and_cancelled(

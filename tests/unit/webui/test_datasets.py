@@ -99,6 +99,21 @@ def test_an_upload_becomes_a_dataset_that_sessions_start_with(
     assert stage.version.startswith("blake")
 
 
+def test_a_command_that_is_not_installed_beside_python_is_found_by_its_name(
+    browser: Browser, broker: FakeBroker, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin/carme"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    monkeypatch.setattr("sysconfig.get_path", lambda *_, **__: str(tmp_path / "none"))
+    page = "/datasets/add/"
+    assert browser.send(page, page, name="x", path="/home/x", title="", licence="").status_code == 302
+    (requested,) = [request for request in broker.requests if isinstance(request, protocol.Submit)]
+    assert requested.request.command[0] == str(program)
+
+
 def test_copies_and_versions_are_reported(
     browser: Browser, broker: FakeBroker, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from real_postgresql import is_installed, new_database, temporary_postgresql
+from real_postgresql import module_server, new_database  # noqa: F401  # a fixture
 
 from .conftest import FOLDER
 
@@ -64,14 +64,6 @@ call_command("migrate", check_unapplied=True)
 last = max(User.objects.values_list("pk", flat=True))
 assert User.objects.create(username="new").pk == last + 1
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    if not is_installed():
-        pytest.skip("PostgreSQL is not installed")
-    with temporary_postgresql("portal") as address:
-        yield address
 
 
 @pytest.fixture

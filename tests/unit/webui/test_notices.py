@@ -211,6 +211,15 @@ def test_without_a_server_or_an_address_there_are_no_mails(alice: User, post: Ma
 # --- choices ---------------------------------------------------------------------------------------------
 
 
+def test_earlier_notices_are_on_further_pages(browser: Browser, alice: User) -> None:
+    for number in range(21):
+        notify(alice, lambda number=number: f"Notice number {number}.")
+    latest = browser.get("/profile/").content.decode()
+    assert "Notice number 20." in latest and "Notice number 0." not in latest
+    assert 'href="?page=2"' in latest
+    assert "Notice number 0." in browser.get("/profile/?page=2").content.decode()
+
+
 def test_each_user_chooses(browser: Browser, reachable: User, post: MailServer) -> None:
     page = browser.get("/profile/").content.decode()
     assert "A batch job has ended" in page and "waits for approval" not in page

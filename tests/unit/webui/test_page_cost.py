@@ -62,7 +62,7 @@ def site(alice: User, broker: FakeBroker, rules: Any, caching: None) -> None:
         ("/bookings/", 6),
         ("/images/", 5),
         ("/projects/", 6),
-        ("/profile/", 5),
+        ("/profile/", 6),
     ],
 )
 def test_a_page_reads_redis_once_and_asks_the_database_few_questions(

@@ -448,7 +448,7 @@ def test_a_preset_is_saved_used_replaced_and_deleted(
     browser: Browser, bobs_browser: Browser, alice: User, broker: FakeBroker
 ) -> None:
     page = save(browser, title="Big <run>")
-    assert "Big &lt;run&gt;" in page
+    assert "Saved as “Big &lt;run&gt;”." in page
     save(browser, title="Big <run>", nodes=1)
     preset = Preset.objects.get()
     assert preset.options["nodes"] == 1 and preset.owner == alice

@@ -15,6 +15,7 @@ from django.core.cache import caches
 from carme.bookings.reconcile import is_ours
 from carme.broker import BrokerClient, LastAnswers
 from carme.broker.protocol import Failure, RunningJob
+from carme.broker.silence import Silence
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
 from carme.jobs import Access, Cluster, Forecast, JobRequest, Reservation, partition_of, usable
@@ -29,6 +30,7 @@ __all__ = [
     "Supply",
     "access_of",
     "broker",
+    "broker_silence",
     "cluster_cache",
     "entry_points",
     "fitted",
@@ -56,6 +58,10 @@ class Supply:
 # What the portal asks, the broker answers from memory or after one look at accounting.
 BROKER_TIMEOUT = 10.0
 
+#: In seconds: a page waits for a broker that hangs as long as the first two together, and for the third no
+#: page does.
+broker_silence = Silence(patience=1.5, check_seconds=1.0, rest=5.0)
+
 
 def broker(answers: LastAnswers | None = None) -> BrokerClient:
     """The broker of this site.
@@ -63,7 +69,7 @@ def broker(answers: LastAnswers | None = None) -> BrokerClient:
     Args:
         answers: Its earlier ones, which are not read again while they stay the same.
     """
-    return BrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT, answers=answers)
+    return BrokerClient(settings.SITE.broker.socket, BROKER_TIMEOUT, answers, broker_silence)
 
 
 #: Seconds for which the calendar shows the same running jobs.

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
+from django.urls import reverse
 from django.utils.functional import SimpleLazyObject
 from django.utils.safestring import SafeString
 from django.utils.translation import get_language
@@ -24,9 +26,11 @@ __all__ = [
     "csrf_failure",
     "forbidden",
     "not_found",
+    "refused_reason",
     "server_error",
     "site",
     "wanted_words",
+    "with_refused",
     "without_empty_refusals",
 ]
 
@@ -71,6 +75,21 @@ def _navigation(here: str, staff: bool, language: str | None) -> SafeString:
 def wanted_words(request: HttpRequest, name: str, most: int) -> str:
     """What somebody looks for by a form, at most so many characters; PostgreSQL takes no NUL in a text."""
     return request.GET.get(name, "").replace("\0", "").strip()[:most]
+
+
+def with_refused(page: str, name: str, reason: str) -> str:
+    """The address of a page on which a form was refused, so that it has the reason that was written again.
+
+    Args:
+        page: The page's name.
+        name: Of what the form is about, such as a node: the page has several.
+    """
+    return f"{reverse(page)}?{urlencode({'refused': name, 'reason': reason[:200]})}"
+
+
+def refused_reason(request: HttpRequest) -> dict[str, str]:
+    """What `with_refused` put into the address: name and reason; both empty without it."""
+    return {"name": request.GET.get("refused", ""), "reason": wanted_words(request, "reason", 200)}
 
 
 def _page(request: HttpRequest, status: HTTPStatus, title: str, sentence: str, remedy: str) -> HttpResponse:

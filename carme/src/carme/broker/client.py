@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from carme.broker import protocol
 from carme.broker.protocol import Operation, Request
+from carme.broker.silence import Silence, unreachable
 from carme.config import load
 from carme.errors import BrokerTimeout, BrokerUnavailable, InvalidRequest
 from carme.jobs import refusal
@@ -46,7 +47,7 @@ def _timeout_of(request: Request, timeout: float) -> float:
 def _result(request: Request, line: bytes, socket: Path, *, is_long: bool = False) -> Any:
     """The result that an answer brings; raises what it says instead."""
     if not line.endswith(b"\n"):
-        raise _unreachable(socket, _("it closed the connection without an answer"))
+        raise unreachable(socket, _("it closed the connection without an answer"))
     try:
         kind = protocol.answer_of(type(request)) if is_long else protocol.Answer
         answer = kind.model_validate_json(line)
@@ -56,22 +57,13 @@ def _result(request: Request, line: bytes, socket: Path, *, is_long: bool = Fals
             return answer.result
         return request.result.validate_python(answer.result)
     except ValidationError:
-        raise _unreachable(socket, _("its answer is not what this version of Carme expects")) from None
-
-
-def _unreachable(
-    socket: Path, why: object, kind: type[BrokerUnavailable] = BrokerUnavailable
-) -> BrokerUnavailable:
-    return kind(
-        _("The broker at {socket} does not answer: {why}.", socket=socket, why=why),
-        _("Try again in a moment; an administrator finds the cause with 'systemctl status carme-broker'."),
-    )
+        raise unreachable(socket, _("its answer is not what this version of Carme expects")) from None
 
 
 def _failed(socket: Path, error: OSError) -> BrokerUnavailable:
     if isinstance(error, TimeoutError):
-        return _unreachable(socket, _("it took too long"), BrokerTimeout)
-    return _unreachable(socket, (error.strerror or str(error)).lower())
+        return unreachable(socket, _("it took too long"), BrokerTimeout)
+    return unreachable(socket, (error.strerror or str(error)).lower())
 
 
 def open_files(broker: "BrokerClient", user: str) -> sockets.socket:
@@ -82,9 +74,7 @@ def open_files(broker: "BrokerClient", user: str) -> sockets.socket:
     request = Call(protocol.OpenFiles).request(user=user)
     connection = sockets.socket(sockets.AF_UNIX)
     try:
-        connection.settimeout(broker.timeout)
-        connection.connect(str(broker.socket))
-        connection.sendall(_line(request))
+        broker._send(connection, request, _line(request))
         # Byte by byte: what follows the line is no longer the broker's.
         answer = bytearray()
         while not answer.endswith(b"\n") and (byte := connection.recv(1)):
@@ -234,6 +224,7 @@ class BrokerClient(_Client):
         socket: The broker's Unix socket; by default the one that `carme.toml` names.
         timeout: Seconds without an answer, beyond the time that a request itself waits.
         answers: Those of the same requests before; None: each answer is read.
+        silence: Gives up a broker that hangs before the timeout; None: the timeout alone does.
 
     Every method raises `BrokerUnavailable` when there is no broker (`BrokerTimeout` when it takes too long
     and may still do what was requested), and what the broker refuses as `InvalidRequest`, `Denied`,
@@ -245,17 +236,27 @@ class BrokerClient(_Client):
         socket: str | os.PathLike[str] | None = None,
         timeout: float = TIMEOUT,
         answers: LastAnswers | None = None,
+        silence: Silence | None = None,
     ) -> None:
         super().__init__(socket, timeout)
         self._answers = answers
+        self._silence = silence
+
+    def _send(self, connection: sockets.socket, request: Request, line: bytes) -> None:
+        """Connect and send a request. With a `Silence` also wait until its answer begins."""
+        if self._silence is not None:
+            self._silence.check(self.socket)
+        connection.settimeout(_timeout_of(request, self.timeout))
+        connection.connect(str(self.socket))
+        connection.sendall(line)
+        if self._silence is not None:
+            self._silence.wait(connection, self.socket, _timeout_of(request, 0.0))
 
     def _perform(self, request: Request) -> Any:
         line = _line(request)
         try:
             with sockets.socket(sockets.AF_UNIX) as connection:
-                connection.settimeout(_timeout_of(request, self.timeout))
-                connection.connect(str(self.socket))
-                connection.sendall(line)
+                self._send(connection, request, line)
                 with connection.makefile("rb") as stream:
                     answer = stream.readline()
         except OSError as error:

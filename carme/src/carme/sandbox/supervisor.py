@@ -300,12 +300,18 @@ def _is_answering(url: str) -> bool:
 
 
 def _write_programs(places: Places, source: Sequence[str]) -> None:
-    """What sessions start by its name, and login files by which jobs find it and our own Python."""
-    file = places.programs / "carme-singleuser"
-    path = os.pathsep.join(source)
-    words = [f"PYTHONPATH={path}", sys.executable, "-s", "-m", "carme_spawner.singleuser", "--allow-root"]
-    file.write_text(f'#!/bin/sh\nexec env {shlex.join(words)} "$@"\n')
-    file.chmod(0o755)
+    """What jobs start by its name, and login files by which they find it and our own Python.
+
+    Nothing of Carme is installed beside that Python: it imports the parts from where they are written.
+    """
+    python = [f"PYTHONPATH={os.pathsep.join(source)}", sys.executable, "-s"]
+    run = "from carme.cli import program; program()"
+    command = [f"CARME_CONFIG={places.configuration}", *python, "-c", run]
+    server = [*python, "-m", "carme_spawner.singleuser", "--allow-root"]
+    for name, words in (("carme", command), ("carme-singleuser", server)):
+        file = places.programs / name
+        file.write_text(f'#!/bin/sh\nexec env {shlex.join(words)} "$@"\n')
+        file.chmod(0o755)
     folders = shlex.quote(os.pathsep.join([str(places.programs), str(Path(sys.executable).parent)]))
     for home in places.homes.iterdir():
         for name in (".profile", ".zprofile"):

@@ -482,6 +482,7 @@ def test_an_administrator_makes_a_project_and_its_manager_invites(
     sign_in(page)
     page.goto("/projects/at/genomes/")
     page.get_by_role("button", name="Make a manager bob").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Make a manager").click()
     expect(page.get_by_role("button", name="Make a member bob")).to_be_visible()
     keep(page, "journey-project-managers")
     sign_in(page, "bob")

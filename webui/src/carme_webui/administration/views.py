@@ -37,7 +37,7 @@ from carme_webui.clocks import reader_zone
 from carme_webui.cluster import broker
 from carme_webui.help_links import explained
 from carme_webui.jobs.models import Job
-from carme_webui.pages import wanted_words
+from carme_webui.pages import refused_reason, wanted_words, with_refused
 from carme_webui.projects.models import Project
 from carme_webui.sessions.models import Session
 
@@ -192,7 +192,7 @@ def nodes(request: HttpRequest) -> HttpResponse:
     running = jobs_by_node(jobs)
     rows = [NodeRow.of(each, running.get(each.name, []), waits and each.name == sent) for each in found]
     follow = urlencode({"sent": sent, "do": do}) if waits else ""
-    context = {"rows": rows, "banner": failure, "follow": follow}
+    context = {"rows": rows, "banner": failure, "follow": follow, "refused": refused_reason(request)}
     part = "nodes_live" if "live" in request.GET else "nodes"
     return render(request, f"administration/{part}.html", context)
 
@@ -209,7 +209,7 @@ def node(request: HttpRequest, name: str) -> HttpResponse:
     else:
         messages.success(request, _("Sent to Slurm. The list refreshes shortly."))
         return redirect(f"{reverse('admin-nodes')}?{urlencode({'sent': name, 'do': do})}")
-    return redirect("admin-nodes")
+    return redirect(with_refused("admin-nodes", name, reason))
 
 
 @require_safe
@@ -218,7 +218,8 @@ def approvals(request: HttpRequest) -> HttpResponse:
     """Bookings that wait for an answer, the one that begins first first."""
     rows = Booking.open().filter(state=BookingState.REQUESTED)
     page = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    return render(request, "administration/approvals.html", {"page": page})
+    context = {"page": page, "refused": refused_reason(request)}
+    return render(request, "administration/approvals.html", context)
 
 
 @require_safe
@@ -265,13 +266,18 @@ def job(request: HttpRequest, number: int) -> HttpResponse:
 @for_admins
 def stop(request: HttpRequest, number: int) -> HttpResponse:
     """End somebody's job, and say why."""
+    words = request.POST.get("message", "")
     try:
         if request.method != "POST":
             return render(request, "administration/stop.html", {"job": broker().job(number)})
-        services.stop_job(signed_in(request), number, request.POST.get("message", ""), broker())
+        services.stop_job(signed_in(request), number, words, broker())
     except CarmeError as error:
         messages.error(request, explained(error))
-        return redirect("admin-jobs")
+        # What was written is not lost, even while the broker is away.
+        known = Job.objects.filter(id=min(number, 2**63 - 1)).first() if words else None
+        if known is None:
+            return redirect("admin-jobs")
+        return render(request, "administration/stop.html", {"job": known, "words": words}, status=422)
     messages.success(request, _("Job %s is stopped. Its owner gets a message.") % number)
     return redirect("admin-jobs")
 

@@ -107,8 +107,12 @@ def reserve(row: Maintenance, broker: BrokerClient, by: str) -> None:
     row.refresh_from_db()
 
 
-def cancel(row: Maintenance, by: User, broker: BrokerClient) -> None:
-    """Do not do it, or end it now. When Slurm cannot be queried, the reconciler does it later."""
+def cancel(row: Maintenance, by: User, broker: BrokerClient) -> bool:
+    """Do not do it, or end it now.
+
+    Returns:
+        Whether Slurm has freed its nodes. When Slurm cannot be queried, the reconciler does that later.
+    """
     row.cancelled = timezone.now()
     row.reserved, row.problem = None, ""
     row.save()
@@ -116,7 +120,11 @@ def cancel(row: Maintenance, by: User, broker: BrokerClient) -> None:
         broker.release(row.name, user=by.username)
     except CarmeError as error:
         logger.warning("The reservation of the maintenance %s is deleted later: %s", row.name, error)
+        freed = False
+    else:
+        freed = True
     notifier.notify_all()
+    return freed
 
 
 def bookings_within(row: Maintenance) -> list[Booking]:

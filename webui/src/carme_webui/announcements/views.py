@@ -86,6 +86,8 @@ def edit_maintenance(request: HttpRequest, number: int | None = None) -> HttpRes
 def cancel(request: HttpRequest, number: int) -> HttpResponse:
     """Cancel maintenance, or end it now."""
     row = get_object_or_404(Maintenance.planned(timezone.now()), pk=number)
-    services.cancel(row, signed_in(request), broker())
-    messages.success(request, _("Its nodes take jobs again."))
+    if services.cancel(row, signed_in(request), broker()):
+        messages.success(request, _("Its nodes take jobs again."))
+    else:
+        messages.warning(request, _("Cancelled. Its nodes take jobs again as soon as Slurm answers."))
     return redirect("maintenance")

@@ -204,11 +204,11 @@ def change(booking: Booking, proposed: BookingRequest, site: Settings, broker: B
         raise
 
 
-def delete(booking: Booking, broker: BrokerClient) -> None:
-    """End a booking now. Raises InvalidRequest when it is over already."""
+def delete(booking: Booking, broker: BrokerClient) -> bool:
+    """End a booking now; whether its nodes are free already. Raises InvalidRequest when it is over."""
     if not booking.move(Cause.CANCELLED):
         _require_open(booking)
-    release(booking, broker)
+    return release(booking, broker)
 
 
 def plan_session(
@@ -362,14 +362,16 @@ def reserve(booking: Booking, broker: BrokerClient) -> None:
     booking.refresh_from_db()
 
 
-def release(booking: Booking, broker: BrokerClient) -> None:
-    """Delete the reservation in Slurm. When that fails, the reconciler does it later."""
+def release(booking: Booking, broker: BrokerClient) -> bool:
+    """Delete the reservation in Slurm; whether that is done. When it fails, the reconciler does it later."""
     Booking.objects.filter(pk=booking.pk).update(reserved=None)
     booking.refresh_from_db()
     try:
         broker.release(booking.name, user=booking.owner.username)
     except CarmeError as error:
         logger.warning("The reservation of booking %s is deleted later: %s", booking.name, error)
+        return False
+    return True
 
 
 def free_starts(

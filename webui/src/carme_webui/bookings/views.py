@@ -34,6 +34,7 @@ from carme_webui.cluster import Reservations, RunningJobs, broker, cluster_cache
 from carme_webui.datasets import datasets_of
 from carme_webui.help_links import explained
 from carme_webui.notifier import notifier
+from carme_webui.pages import with_refused
 from carme_webui.projects.models import own_projects
 from carme_webui.sessions.models import Session
 
@@ -151,7 +152,17 @@ def new(request: HttpRequest) -> HttpResponse:
 def booking(request: HttpRequest, name: str) -> HttpResponse:
     """One booking."""
     user = signed_in(request)
-    found = _visible(user, name)
+    return _booking_page(request, user, _visible(user, name))
+
+
+def _booking_page(
+    request: HttpRequest, user: User, found: Booking, planned: dict[str, str] | None = None
+) -> HttpResponse:
+    """The page of a booking.
+
+    Args:
+        planned: What the form of its session had when it was refused.
+    """
     *_rest, banner = _cluster_state()
     return render(
         request,
@@ -163,13 +174,19 @@ def booking(request: HttpRequest, name: str) -> HttpResponse:
             "session": Session.objects.filter(name=found.session_name or None, owner=user).first(),
             "images": _image_titles() if found.owner == user and not found.session_name else {},
             "may_decide": user.is_staff and found.state == BookingState.REQUESTED,
-            "stage": stage_text(data.stages_of(found)),
+            "planned": planned
+            or {
+                "image": found.session_image,
+                "stage": stage_text(data.stages_of(found)),
+                "results": found.session_results,
+            },
             "usable": found.may_be_used_by(user)
             and found.state in (BookingState.APPROVED, BookingState.ACTIVE),
             "grace": found.policy(settings.SITE).grace_minutes,
             "banner": banner,
             "zone": reader_zone(),
         },
+        status=422 if planned else 200,
     )
 
 
@@ -205,32 +222,37 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
         return render(request, "bookings/delete.html", {"booking": found})
     if request.method == "POST":
         try:
-            services.delete(found, broker())
+            freed = services.delete(found, broker())
         except CarmeError as error:
             messages.error(request, explained(error))
         else:
             _notify_people(found)
-            messages.success(request, _("The booking is deleted; its nodes are free for others."))
+            if freed:
+                messages.success(request, _("The booking is deleted; its nodes are free for others."))
+            else:
+                later = _("The booking is deleted. Its nodes are free for others as soon as Slurm answers.")
+                messages.warning(request, later)
     return redirect(found)
 
 
 @require_POST
 def plan_session(request: HttpRequest, name: str) -> HttpResponse:
     """Have a session start in the first minute of a booking of mine, or none."""
-    found = _own(signed_in(request), name)
+    user = signed_in(request)
+    found = _own(user, name)
+    given = {key: request.POST.get(key, "")[:4096].strip() for key in ("image", "stage", "results")}
     try:
-        stage = parse_stages(request.POST.get("stage", "")[:4000], datasets_of(signed_in(request)))
-        results = request.POST.get("results", "").strip()
-        services.plan_session(found, request.POST.get("image", ""), images(), stage, results or None)
+        stage = parse_stages(given["stage"], datasets_of(user))
+        services.plan_session(found, given["image"], images(), stage, given["results"] or None)
     except CarmeError as error:
         messages.error(request, explained(error))
-    else:
-        messages.success(
-            request,
-            _("A session starts in the first minute of this booking.")
-            if found.session_image
-            else _("No session starts automatically."),
-        )
+        return _booking_page(request, user, found, given)
+    messages.success(
+        request,
+        _("A session starts in the first minute of this booking.")
+        if found.session_image
+        else _("No session starts automatically."),
+    )
     return redirect(found)
 
 
@@ -283,6 +305,7 @@ def decide(request: HttpRequest, name: str) -> HttpResponse:
         raise Http404
     found = get_object_or_404(Booking.objects.select_related("owner"), name=name)
     reason = " ".join(request.POST.get("reason", "").split())[:200]
+    queue = request.POST.get("back") == "queue"
     try:
         if request.POST.get("answer") == "approve":
             services.approve(found, broker(), reason)
@@ -290,11 +313,11 @@ def decide(request: HttpRequest, name: str) -> HttpResponse:
             services.deny(found, reason)
     except CarmeError as error:
         messages.error(request, explained(error))
-    else:
-        _notify_people(found)
-        messages.success(request, _("Done: %s.") % found.label)
+        return redirect(with_refused("admin-approvals", found.name, reason) if queue else found)
+    _notify_people(found)
+    messages.success(request, _("Done: %s.") % found.label)
     logger.info("%s decided on booking %s: %s", user.username, found.name, found.label)
-    return redirect("admin-approvals" if request.POST.get("back") == "queue" else found)
+    return redirect("admin-approvals" if queue else found)
 
 
 @login_not_required

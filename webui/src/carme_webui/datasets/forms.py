@@ -2,6 +2,7 @@
 
 import posixpath
 import re
+import shutil
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,17 @@ def suggested(path: str) -> str:
 def request_of(form: DatasetForm, cluster: Cluster, user: str) -> JobRequest:
     """The job of the user's that reads all files and enters them. Raises InvalidRequest."""
     given = form.cleaned_data
-    program = str(Path(sysconfig.get_path("scripts")) / "carme")
     words = [f"--title={given['title']}", f"--licence={given['licence']}"]
     request = JobRequest(
         name=f"dataset-{given['name']}"[:64],
         kind="batch",
-        command=[program, "datasets", "add", *words, "--", given["name"], given["path"]],
+        command=[_program(), "datasets", "add", *words, "--", given["name"], given["path"]],
         minutes=min(settings.SITE.staging.minutes, settings.SITE.sessions.maximum_minutes),
     )
     return fitted(request, cluster, user, CPUS, MEMORY_MB)
+
+
+def _program() -> str:
+    """The command `carme`: beside this Python, or found by its name where no part is installed (`./dev`)."""
+    beside = Path(sysconfig.get_path("scripts")) / "carme"
+    return str(beside) if beside.exists() else shutil.which("carme") or str(beside)

@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from carme.broker import AsyncBrokerClient
-from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
+from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, NotFound
 from carme.jobs import Cluster, JobRequest, contents, partition_of, stage_text
 from carme.jobs.scripts import MAXIMUM_BYTES, sent_script
 from carme.jobs.templates import TEMPLATES
@@ -299,8 +299,12 @@ def wait(request: HttpRequest, job_id: int) -> HttpResponse:
     if not own_jobs(user).filter(id=job_id).exists():
         try:
             known = broker().job(job_id, user=user.username)
-        except CarmeError:
+        except NotFound:
             raise Http404 from None
+        except CarmeError as error:
+            # It is in the queue all the same, and in this list as soon as the broker answers.
+            messages.error(request, explained(error))
+            return redirect("jobs")
         Job.store([known])
     return redirect("job", job_id)
 

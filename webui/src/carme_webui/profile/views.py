@@ -6,6 +6,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
 from django.contrib.auth.forms import PasswordChangeForm
+from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import translation
@@ -22,7 +23,7 @@ from carme_webui.profile.notices import read_all
 
 __all__ = ["HINTS", "appearance", "dismiss", "mark_read", "notify", "password", "profile"]
 
-SHOWN = 20
+SHOWN = 20  # notices on one page
 #: Hints for newcomers; each is shown until they dismiss it.
 HINTS = frozenset({"welcome"})
 
@@ -33,7 +34,9 @@ def profile(request: HttpRequest) -> HttpResponse:
     user = signed_in(request)
     context = {
         "second_factor": is_mfa_enabled(user),
-        "notices": Notice.objects.filter(user=user, on_page=True)[:SHOWN],
+        "page": Paginator(Notice.objects.filter(user=user, on_page=True), SHOWN).get_page(
+            request.GET.get("page")
+        ),
         "appearance": AppearanceForm(instance=user),
         "kinds": choices_of(user),
         "mails": bool(settings.SITE.mail.server),

@@ -1,0 +1,59 @@
+"""A broker that accepts connections and answers nothing holds up its clients once, and not for long."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hanging_broker import HangingBroker
+
+from carme.broker import BrokerClient
+from carme.broker.client import open_files
+from carme.broker.silence import Silence
+from carme.errors import BrokerTimeout, BrokerUnavailable
+from patience import HANG
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[HangingBroker]:
+    running = HangingBroker(tmp_path / "s")
+    yield running
+    running.close()
+
+
+def test_after_one_call_that_waited_all_others_fail_at_once(broker: HangingBroker) -> None:
+    silence = Silence(patience=0.01, check_seconds=0.01, rest=HANG)
+    clients = [BrokerClient(broker.path, HANG, None, silence) for _ in range(2)]
+    with pytest.raises(BrokerTimeout, match=r"does not answer: it took too long.*carme-broker"):
+        clients[0].jobs()
+    for ask in (clients[1].jobs, lambda: open_files(clients[0], "ada")):
+        with pytest.raises(BrokerUnavailable, match="it took too long") as refused:
+            ask()
+        assert not isinstance(refused.value, BrokerTimeout), "nothing was sent that it may still do"
+    request, check = broker.received()
+    assert request and not check
+
+
+def test_files_of_a_broker_that_hangs_are_given_up_too(broker: HangingBroker) -> None:
+    silence = Silence(patience=0.01, check_seconds=0.01, rest=HANG)
+    with pytest.raises(BrokerTimeout):
+        open_files(BrokerClient(broker.path, HANG, None, silence), "ada")
+
+
+def test_a_broker_that_is_slow_but_there_is_waited_for(broker: HangingBroker) -> None:
+    serving = broker.answer(2, slow=True)
+    silence = Silence(patience=0.01, check_seconds=HANG, rest=HANG)
+    assert BrokerClient(broker.path, HANG, None, silence).jobs() == []
+    serving.join()
+
+
+def test_a_broker_that_is_back_answers_again(broker: HangingBroker) -> None:
+    silence = Silence(patience=0.01, check_seconds=0.01, rest=0.0)
+    client = BrokerClient(broker.path, HANG, None, silence)
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable):
+            client.jobs()
+    assert [bool(data) for data in broker.received()] == [True, False, False], "only the first one was sent"
+    silence.patience = silence.check_seconds = HANG
+    serving = broker.answer(3)
+    assert client.jobs() == [] and client.jobs() == []
+    serving.join()
