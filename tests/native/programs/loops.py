@@ -154,7 +154,7 @@ def several(variant: str) -> None:
     expected = copy.deepcopy(tested)
     kind = torch.optim.SGD
     created = [kind(tested[n].parameters(), lr=0.1, momentum=0.9) for n in range(3)]
-    others = [kind(expected[n].parameters(), lr=0.1, momentum=0.9) for n in range(3)]
+    plain = [kind(expected[n].parameters(), lr=0.1, momentum=0.9) for n in range(3)]
     options: list[dict[str, Any]] = [{"accumulate": 2}, {"accumulate": 2}, {"accumulate": 4}]
     for number, (optimizer, option) in enumerate(zip(created, options, strict=True)):
         parallelize(tested, optimizer, overlap_step=variant == "overlap" and number < 2, **option)
@@ -171,7 +171,7 @@ def several(variant: str) -> None:
             parameter.grad = part if parameter.grad is None else parameter.grad + part
         for number in range(3):
             if count % options[number]["accumulate"] == 0:
-                for each in (created[number], others[number]):
+                for each in (created[number], plain[number]):
                     each.step()
                     each.zero_grad()
         if count % 4 == 0:

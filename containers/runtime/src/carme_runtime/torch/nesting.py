@@ -33,18 +33,18 @@ class _Ending:
             call()
 
 
-class _Here(threading.local):
+class _Nesting(threading.local):
     """Of the outermost pass in which this thread's passes run; None: they are outermost themselves."""
 
     ending: _Ending | None = None
 
 
-_here = _Here()
+_nesting = _Nesting()
 _endings: "weakref.WeakValueDictionary[int, _Ending]" = weakref.WeakValueDictionary()  # by the engine's tasks
 
 
 def watch_nesting() -> None:
-    """From now on `call_at_end` knows passes inside of others, whoever begins them."""
+    """From now on `call_at_end` knows passes inside of others, by whatever they begin."""
     original: Any = getattr(torch.autograd, _RUN)
     if getattr(original, "knows_nesting", False):
         return
@@ -63,21 +63,21 @@ def watch_nesting() -> None:
 
 def call_at_end(call: Callable[[], Any]) -> None:
     """Call it when the backward pass that runs ends, or the outermost one that this is inside of."""
-    if _here.ending is None:
+    if _nesting.ending is None:
         torch.autograd.Variable._execution_engine.queue_callback(call)  # pyright: ignore
     else:
-        _here.ending.calls.append(call)
+        _nesting.ending.calls.append(call)
 
 
 def is_nested() -> bool:
     """Whether the pass that runs is inside of another one."""
-    return _here.ending is not None
+    return _nesting.ending is not None
 
 
 @contextlib.contextmanager
 def _inside() -> Iterator[None]:
     """A pass begins inside of another one, which runs now."""
-    if _here.ending is not None:  # inside of one that is inside itself
+    if _nesting.ending is not None:  # inside of one that is inside itself
         yield
         return
     task = torch._C._current_graph_task_id()
@@ -85,9 +85,9 @@ def _inside() -> Iterator[None]:
     if ending is None:
         ending = _endings[task] = _Ending()
         torch.autograd.Variable._execution_engine.queue_callback(ending)  # pyright: ignore
-    _here.ending = ending
+    _nesting.ending = ending
     del ending  # an error's traceback must not hold it, by which it is seen that the pass is over
     try:
         yield
     finally:
-        _here.ending = None
+        _nesting.ending = None

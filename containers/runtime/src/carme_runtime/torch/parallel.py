@@ -259,19 +259,19 @@ class Parallel:
 
         A gradient that two reduced would be weighted twice.
         """
-        others = [each for each in attached(self._model) if each._optimizer]
-        theirs = {key for other in others for key in other.keep_own()}
-        return [parameter for parameter in self._parameters if id(parameter) not in theirs]
+        formers = [each for each in attached(self._model) if each._optimizer]
+        elsewhere = {key for former in formers for key in former.keep_own()}
+        return [parameter for parameter in self._parameters if id(parameter) not in elsewhere]
 
     def keep_own(self) -> set[int]:
         """Leave to another optimizer what is not of this one; the ids of what is."""
         assert self._optimizer is not None
         own = _held(self._optimizer)
-        kept = [parameter for parameter in self._parameters if id(parameter) in own]
-        if len(kept) < len(self._parameters):
+        remaining = [parameter for parameter in self._parameters if id(parameter) in own]
+        if len(remaining) < len(self._parameters):
             self.end_failed_pass()
             self.finish()
-            self._parameters = kept
+            self._parameters = remaining
             self._gather_parameters()
             self._take_all()  # of a step's first passes
         return own
