@@ -329,9 +329,9 @@ def moved() -> None:
         for _ in range(count):
             x = torch.randn(4 * size, 3, 8, 8, generator=generator)
             for model, optimizer in zip(models, created, strict=True):
-                optimizer.zero_grad()
                 model(x if model is models[0] else x[rank::size]).square().mean().backward()
                 optimizer.step()
+                optimizer.zero_grad()
         for a, b in zip(models[1].parameters(), models[0].parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
