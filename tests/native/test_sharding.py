@@ -39,6 +39,11 @@ def test_models_of_one_optimizer_that_are_called_one_by_one_train_as_in_one_proc
     launcher.run("sharded", nodes, "members")
 
 
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_parameters_that_get_other_memory_are_trained_on(launcher, tmp_path, nodes):
+    launcher.run("sharded", nodes, "moved", str(tmp_path))
+
+
 def test_what_cannot_be_divided_is_refused(launcher):
     launcher.run("sharded", [0, 0], "mistakes")
 

@@ -1,7 +1,7 @@
 """Training with a divided optimizer against `parallelize` with a whole one, on the same ranks.
 
-Argument 1: `optimizers`, `state`, `travel`, `gradients`, `layout`, `again`, `members`,
-`mistakes` or `alone`.
+Argument 1: `optimizers`, `state`, `travel`, `gradients`, `layout`, `again`, `members`, `moved` (with a folder
+for a limit of memory), `mistakes` or `alone`.
 """
 
 # pyright: reportMissingImports=false, reportOptionalMemberAccess=false
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import carme_runtime
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.torch import parallelize
 from carme_runtime.torch.parallel import join_run
@@ -309,6 +310,54 @@ def members() -> None:
             step(plain, plain_optimizer, x)
             step(parallel, optimizer, x[rank::size])
         compare(parallel, plain, f"members {options}")
+
+
+def moved() -> None:
+    """Parameters that get other memory after the optimizer was divided are trained on."""
+
+    def images() -> nn.Module:
+        torch.manual_seed(7)
+        layers = (nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(180, 400), nn.Tanh(), nn.Linear(400, 8))
+        return nn.Sequential(*layers)  # one parameter of 281 KiB can leave memory
+
+    generator = torch.Generator().manual_seed(1)
+    models = [images() for _ in range(2)]
+    created = [torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4) for model in models]
+    parallelize(models[1], created[1], shard_optimizer=True, bucket_mb=0.4)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            x = torch.randn(4 * size, 3, 8, 8, generator=generator)
+            for model, optimizer in zip(models, created, strict=True):
+                model(x if model is models[0] else x[rank::size]).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        for a, b in zip(models[1].parameters(), models[0].parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+    steps(2)
+    models[1].double().float()
+    steps(2)
+    models[1].to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    for model in models:
+        model.load_state_dict({name: 0.9 * value for name, value in model.state_dict().items()})
+    steps(2)
+    with carme_runtime.memory("2GiB", sys.argv[2]) as budget:
+        budget.adopt(models[1], created[1])
+        steps(2)
+        for parameter in models[1].parameters():
+            assert budget._working().block_of(parameter) is not None or parameter.numel() < 1000
+    steps(2)
+    whole = created[0].state_dict()["state"]
+    for number, entries in created[1].state_dict()["state"].items():
+        torch.testing.assert_close(entries["exp_avg"], whole[number]["exp_avg"], rtol=1e-4, atol=1e-6)
+    models[1].double()
+    try:
+        created[1].step()
+    except InvalidCall as error:
+        assert "torch.float64" in str(error) and "parallelize again" in str(error), error
+    else:
+        raise AssertionError("another type was not refused")
 
 
 def mistakes() -> None:

@@ -271,8 +271,8 @@ class _Gradients(Parallel):
             self._started, self._passes = True, 0
         return reduced
 
-    def _before_step(self, *_: Any) -> None:
-        """`start_rest` has done it."""
+    def _attach_to_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer's own step calls `start_rest`."""
 
     def _ready(self, parameter: nn.Parameter) -> None:
         self.end_failed_pass()

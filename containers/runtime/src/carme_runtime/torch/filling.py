@@ -16,7 +16,7 @@ from carme_runtime.torch.device_group import DeviceGroup
 from carme_runtime.torch.flat import REDUCIBLE
 from carme_runtime.torch.sharding import ShardBucket, shard_elements
 
-__all__ = ["Filling", "check_divisible"]
+__all__ = ["Filling", "check_divisible", "limits"]
 
 
 @dataclass(frozen=True)
@@ -108,3 +108,15 @@ def _can_share(group: CoreGroup | None, parameter: nn.Parameter) -> bool:
 
 def _bytes(parameter: nn.Parameter) -> int:
     return parameter.numel() * parameter.element_size()
+
+
+def limits(bucket_bytes: int | None, near: bool) -> tuple[int, int]:
+    """Bytes with which a bucket is full, and with which one of the last ones is.
+
+    Args:
+        bucket_bytes: As it was requested.
+        near: Whether all ranks are on one node.
+    """
+    if bucket_bytes is None:
+        bucket_bytes = fusion.threshold(fusion.BUCKET_BYTES if near else fusion.SMALL_BUCKET_BYTES)
+    return bucket_bytes, bucket_bytes if near else fusion.LEAST_BUCKET_BYTES

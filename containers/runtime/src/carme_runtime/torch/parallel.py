@@ -11,39 +11,36 @@ full. Here the buckets lie in a segment of the runtime's core, so that ranks of 
 import atexit
 import contextlib
 import functools
-import os
 import threading
 import weakref
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.constants import default_pg_timeout
 
-from carme_runtime import fusion, strategies
-from carme_runtime.addresses import port_in_use
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.logs import log
-from carme_runtime.torch import backend
 from carme_runtime.torch.arrivals import Arrivals, has_arrivals, settle_arrivals, settle_optimizer
 from carme_runtime.torch.buckets import Bucket
 from carme_runtime.torch.core_group import CoreGroup, core_group
-from carme_runtime.torch.filling import Filling, check_divisible
+from carme_runtime.torch.filling import Filling, check_divisible, limits
 from carme_runtime.torch.flat import tensors_in
 from carme_runtime.torch.fused import fuse
+from carme_runtime.torch.hooks import BeforeForward, attached, weakly
+from carme_runtime.torch.joining import check_alike, join_run
 from carme_runtime.torch.memory import keep_freed_memory
+from carme_runtime.torch.nesting import call_at_end, is_nested, watch_nesting
 from carme_runtime.torch.options import Options
 from carme_runtime.torch.sharding import ShardBucket, Shards, check_optimizer
 from carme_runtime.torch.stepping import step_in_parts
 from carme_runtime.torch.streaming import check_streamable, stream
 from carme_runtime.torch.weighting import Weighting
+from carme_runtime.torch.windows import forget_windows, late_pass, watch_windows
 
 __all__ = ["Parallel", "join_run", "parallelize"]
 
-_JOIN = timedelta(seconds=600)
 _BROADCAST_BYTES = 250 << 20
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -74,8 +71,8 @@ def parallelize(
         model: A model on the host or on one GPU. All ranks get the parameters and buffers of rank 0.
         optimizer: An optimizer over parameters of this model.
         accumulate: Backward passes per step. Gradients are those of the sum of the passes' losses, divided by
-            this number, also by a step after fewer passes. They are reduced in the last pass, or by that
-            step.
+            this number, also by a step after fewer passes. They are reduced in the last pass, or by what
+            comes first after fewer: that step, PyTorch's clipping, or a GradScaler.
         clip_norm: Clip the norm of all gradients to this before each step. Default: no clipping.
         bucket_mb: Size in MiB of the buckets in which gradients are reduced together; between nodes the last
             ones are smaller. Default: CARME_FUSION_THRESHOLD_KB, else 8 on one node, 1 between nodes.
@@ -110,25 +107,6 @@ def parallelize(
     return model, optimizer
 
 
-def join_run() -> None:
-    """Join the ranks that the environment names, if there are any and this process has not done it.
-
-    Raises:
-        CarmeRuntimeError: Another process uses the port where they meet.
-    """
-    if not dist.is_initialized() and "WORLD_SIZE" in os.environ:
-        try:
-            dist.init_process_group(backend.NAME, timeout=_JOIN)
-        except dist.DistNetworkError as error:
-            reported = port_in_use(error, os.environ)
-            if reported is None:
-                raise
-            if strategies.plans_only():
-                strategies.refuse_plan(reported, int(os.environ.get("RANK", "0")))
-            raise reported from None
-        cast(backend.ProcessGroupCarme, dist.group.WORLD).set_timeout(default_pg_timeout)
-
-
 class Parallel:
     """What `parallelize` attaches to a model and its optimizer.
 
@@ -142,22 +120,23 @@ class Parallel:
         optimizer: torch.optim.Optimizer | None,
         options: Options | None = None,
     ) -> None:
-        options = options or Options()
+        self._options = options = options or Options()
         self._model, self._optimizer = model, optimizer
         self._batch_dim, self._accumulate, self._clip_norm = (
             options.batch_dim, options.accumulate, options.clip_norm,
         )  # fmt: skip
-        for former in _attached(model):
-            if optimizer and former._optimizer and _share(optimizer, former._optimizer):
+        for former in attached(model):
+            if optimizer and former._optimizer and _held(optimizer) & _held(former._optimizer):
                 former.detach()  # this one takes its place
         self._size = dist.get_world_size() if dist.is_initialized() else 1
         is_shared = self._size > 1
         self._group = core_group()
         self._parameters = self._trained(model)
-        self._buffers = list(model.buffers()) if options.broadcast_buffers and is_shared else []
+        self._gives_buffers = options.broadcast_buffers and is_shared
         shard, self._shards = options.shard_optimizer and is_shared, None
         if optimizer:
             self._check(optimizer, shard)
+            self._parameters = self._divide_among_optimizers()
         stream_group = check_streamable(model, self._group) if options.streamed and is_shared else None
         if self._agree(streams=stream_group is not None):
             stream_group = None
@@ -172,29 +151,38 @@ class Parallel:
         overlaps = options.overlap_step
         self._inline = not overlaps and self._group is not None and self._group.no_core_idles()
         self._filling = Filling(self._group, self._size, options.wire, shard, self._inline)
-        near = self._group is None or self._group.on_one_node()
         # Then gradients are what the optimizer needs as they are.
         self._alone = not is_shared and self._accumulate == 1 and optimizer is not None
-        self._buckets = [] if self._alone else self._fill(*_limits(options.bucket_bytes, near))
+        self._finishing = threading.RLock()  # a thread may look at gradients while another one steps
+        self._passes = 0
+        self._early = False  # whether gradients are reduced that fewer passes than announced have made
+        self._weighting = Weighting(self._size)
+        self._rests = False
+        self._of_parameters: list[Any] = []  # hooks
+        self._gather_parameters()
+        self._overlap_step = overlaps and bool(self._buckets)
+        self._attach(shard and overlaps, stream_group)
+        if optimizer and shard and self._buckets:
+            self._divide(optimizer)
+        elif optimizer and self._overlap_step:
+            self._overlap(optimizer)
+
+    def _gather_parameters(self) -> None:
+        """Let the parameters' gradients come into buckets."""
+        for hook in self._of_parameters:
+            hook.remove()
+        near = self._group is None or self._group.on_one_node()
+        self._buckets = [] if self._alone else self._fill(*limits(self._options.bucket_bytes, near))
         log.debug("Gradients are reduced in %d parts.", len(self._buckets))
         self._place = {
             id(parameter): (number, index)
             for number, bucket in enumerate(self._buckets)
             for index, parameter in enumerate(bucket.parameters)
         }
-        self._overlap_step = overlaps and bool(self._buckets)
-        self._finishing = threading.RLock()  # a thread may look at gradients while another one steps
-        self._passes = 0
-        exact = not options.wire or near
-        counts = exact and bool(self._buckets) and _counts_exactly(self._buckets[0].memory)
-        self._weighting = Weighting(self._size, counts)
-        self._rests = False
+        self._weighting.count_in(self._buckets[:1] if near or not self._options.wire else ())
         self._begin_pass()
-        self._attach(shard and overlaps, stream_group)
-        if optimizer and shard and self._buckets:
-            self._divide(optimizer)
-        elif optimizer and self._overlap_step:
-            self._overlap(optimizer)
+        ready, reduced = weakly(self._ready), [] if self._alone else self._parameters
+        self._of_parameters = [p.register_post_accumulate_grad_hook(ready) for p in reduced]
 
     def _attach(self, travels: bool, stream_group: CoreGroup | None) -> None:
         """Have PyTorch call this at each gradient, forward pass and step.
@@ -204,17 +192,20 @@ class Parallel:
             stream_group: What carries rank 0's parameters while the model is used; None: all have them.
         """
         model, optimizer = self._model, self._optimizer
-        ready, reduced = _weakly(self._ready), [] if self._alone else self._parameters
-        self._hooks: list[Any] = [p.register_post_accumulate_grad_hook(ready) for p in reduced]
-        self._hooks.append(model.register_forward_pre_hook(_BeforeForward(self), with_kwargs=True))
+        watch_nesting()
+        self._hooks: list[Any] = [model.register_forward_pre_hook(BeforeForward(self), with_kwargs=True)]
         if optimizer:
-            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
-        if optimizer and self._clip_norm is not None:
-            self._hooks.append(optimizer.register_step_pre_hook(self._clip))
+            self._attach_to_steps(optimizer)
         self._arrivals = Arrivals(model, once=not travels) if travels or stream_group else None
         if stream_group and self._arrivals:
             stream(self.parameters_of(model), stream_group, self._arrivals)
             _underway.add(self)
+
+    def _attach_to_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have the gradients that a step needs, and clip them."""
+        self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        if self._accumulate > 1:
+            watch_windows(self)
 
     # -- for trainers with a loop of their own
 
@@ -250,9 +241,11 @@ class Parallel:
         self.settle()
         if self._arrivals:
             self._arrivals.remove()
-        for hook in self._hooks:
+        forget_windows(self)
+        for hook in (*self._hooks, *self._of_parameters):
             hook.remove()
         self._hooks.clear()
+        self._of_parameters.clear()
 
     def settle(self) -> None:
         """Wait for all parameters that travel."""
@@ -260,6 +253,28 @@ class Parallel:
             self._arrivals.wait_all()
 
     # -- the beginning
+
+    def _divide_among_optimizers(self) -> list[nn.Parameter]:
+        """Of the parameters those of this optimizer and of none; other optimizers of the model keep theirs.
+
+        A gradient that two reduced would be weighted twice.
+        """
+        formers = [each for each in attached(self._model) if each._optimizer]
+        elsewhere = {key for former in formers for key in former.keep_own()}
+        return [parameter for parameter in self._parameters if id(parameter) not in elsewhere]
+
+    def keep_own(self) -> set[int]:
+        """Leave to another optimizer what is not of this one; the ids of what is."""
+        assert self._optimizer is not None
+        own = _held(self._optimizer)
+        remaining = [parameter for parameter in self._parameters if id(parameter) in own]
+        if len(remaining) < len(self._parameters):
+            self.end_failed_pass()
+            self.finish()
+            self._parameters = remaining
+            self._gather_parameters()
+            self._take_all()  # of a step's first passes
+        return own
 
     def _check(self, optimizer: torch.optim.Optimizer, shard: bool) -> None:
         """Raise InvalidCall for an optimizer of other parameters, or one that `shard` cannot divide."""
@@ -296,27 +311,8 @@ class Parallel:
         """
         if self._size == 1:
             return False
-        # Gradients are added up in the order in which their elements lie.
-        shapes = [
-            (tuple(p.shape), str(p.dtype), *([] if p.is_contiguous() else [p.stride()]))
-            for p in self._parameters
-        ]
-        entries: list[Any] = [None] * self._size
-        dist.all_gather_object(entries, (shapes, has_arrivals(self._model)))
-        by_rank = [entry for entry, _ in entries]
-        for rank, reported in enumerate(by_rank):
-            if reported != by_rank[0]:
-                differing = next(
-                    (i for i, (a, b) in enumerate(zip(by_rank[0], reported, strict=False)) if a != b),
-                    min(len(reported), len(by_rank[0])),
-                )
-                raise InvalidCall(
-                    f"The models of rank 0 and rank {rank} differ from parameter number {differing} on: "
-                    f"{by_rank[0][differing : differing + 1]} and {reported[differing : differing + 1]}.",
-                    "Build the same model on all ranks.",
-                )
-        all_arrive = streams and all(flag for _, flag in entries)
-        if all_arrive:
+        arrive = check_alike(self._parameters, has_arrivals(self._model))
+        if streams and all(arrive):
             return True
         settle_arrivals(self._model)
         with torch.no_grad():
@@ -335,7 +331,7 @@ class Parallel:
     def _begin_pass(self) -> None:
         self._waiting = [len(bucket.parameters) for bucket in self._buckets]
         self._next = 0  # the first bucket that is not being reduced
-        self._in_backward = False
+        self._in_backward = self._holds = False
         self._ending: Callable[[], Any] = _no_model
 
     # It talks to the other ranks, which cannot be compiled.
@@ -350,22 +346,31 @@ class Parallel:
             for parameter in self._parameters:
                 parameter.grad = None  # of no use to anybody
         self.finish()  # nobody has made a step
+        if (self._early or self._is_within()) and all(p.grad is None for p in self._parameters):
+            self._begin_window()
         dim = self._batch_dim
         inputs = tensors_in((arguments, keywords))
         self._weighting.begin_pass(next((t.shape[dim] for t in inputs if t.dim() > dim), 1))
         if not module.training:  # a rank may do that alone, unless backpropagation follows
             return
-        if self._buffers:
-            # As DistributedDataParallel does it: few messages, however many buffers.
-            dist._broadcast_coalesced(dist.group.WORLD, self._buffers, _BROADCAST_BYTES, 0)  # pyright: ignore
+        if self._gives_buffers:
+            self._give_buffers()
         if self._reduces():
             self._weighting.count()
+
+    def _give_buffers(self) -> None:
+        """Let all ranks have rank 0's buffers, as DistributedDataParallel does it."""
+        # A module may have put another tensor in a buffer's place. PyTorch counts no change of `data`: the
+        # backward pass of an earlier forward pass, still to come, may need the buffer.
+        buffers = [buffer.data for buffer in self._model.buffers()]
+        if buffers:  # few messages, however many there are
+            dist._broadcast_coalesced(dist.group.WORLD, buffers, _BROADCAST_BYTES, 0)  # pyright: ignore
 
     def _refuse_new_parameters(self) -> None:
         """Refuse to train a parameter that is not reduced: ranks would drift apart without a word."""
         new = [p for p in self._model.parameters() if p.requires_grad and id(p) not in self._place]
         if new:  # unless they have an optimizer of their own
-            known = {id(p) for each in _attached(self._model) for p in each._parameters}
+            known = {id(p) for each in attached(self._model) for p in each._parameters}
             new = [p for p in new if id(p) not in known]
         if new:
             name = next(name for name, parameter in self._model.named_parameters() if parameter is new[0])
@@ -378,6 +383,10 @@ class Parallel:
         """Whether the pass that comes or runs is the last before a step."""
         return (self._passes + 1) % self._accumulate == 0
 
+    def _is_within(self) -> bool:
+        """Whether passes for the next step were made, and others are to come."""
+        return self._passes % self._accumulate != 0
+
     def _ready(self, parameter: nn.Parameter) -> None:
         """Backpropagation has made this parameter's gradient."""
         if self._rests:
@@ -385,17 +394,30 @@ class Parallel:
         number, index = self._place[id(parameter)]
         self.end_failed_pass()
         if not self._in_backward:
-            self.finish()
-            if not self._weighting.counted and self._reduces():
-                self._weighting.count()
-            self._in_backward = True
-            ending = functools.partial(self._after_backward)
-            self._ending = weakref.ref(ending)
-            torch.autograd.Variable._execution_engine.queue_callback(ending)  # pyright: ignore
+            self._begin_backward()
+        if number < self._next:
+            raise InvalidCall(
+                "A parameter got a second gradient in one backward pass, when its first one was on its way.",
+                "If a checkpoint uses the parameter, call it with use_reentrant=False.",
+            )
+        # Passes inside of this one may each make a gradient of one parameter: all are there in the end.
+        self._holds = self._holds or is_nested()
         self._take(self._buckets[number], index)
         self._waiting[number] -= 1
-        if self._reduces():
+        if self._reduces() and not self._holds:
             self._start_full_buckets()
+
+    def _begin_backward(self) -> None:
+        """The first gradient of a pass is there."""
+        if self._early:
+            raise late_pass(self._accumulate)
+        self.finish()
+        if not self._weighting.counted and self._reduces():
+            self._weighting.count()
+        self._in_backward = True
+        ending = functools.partial(self._after_backward)
+        self._ending = weakref.ref(ending)
+        call_at_end(ending)
 
     def _take(self, bucket: Bucket, index: int) -> None:
         """Bring a gradient into its bucket, unless autograd has added to it there."""
@@ -411,6 +433,11 @@ class Parallel:
         with torch.no_grad():
             view.copy_(gradient)
         parameter.grad = view
+
+    def _take_all(self) -> None:
+        for bucket in self._buckets:
+            for index in range(len(bucket.parameters)):
+                self._take(bucket, index)
 
     def _start_full_buckets(self) -> None:
         # In one order on all ranks, whatever order their gradients came in.
@@ -478,28 +505,66 @@ class Parallel:
 
     # -- the optimizer
 
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self, _: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Have the gradients that the step needs, or let its closure have them."""
+        # Of optimizer.step(closure), with the optimizer in the first place.
+        closure = keywords["closure"] if "closure" in keywords else (*arguments, None)[1]
+        if not callable(closure):
+            self._have_gradients()
+            return None
+
+        def closed() -> Any:
+            loss = closure()
+            self._have_gradients()
+            return loss
+
+        if "closure" in keywords:
+            return arguments, keywords | {"closure": closed}
+        return (arguments[0], closed, *arguments[2:]), keywords
+
+    def _have_gradients(self) -> None:
+        """All passes for a step were made."""
+        self.end_window()
+        self._early = False
+        if self._clip_norm is not None:
+            self._clip(self._clip_norm)
+
+    def end_window(self) -> bool:
+        """Where fewer passes than were announced are to make a step, reduce what they made; whether so."""
         self.settle()
         self.end_failed_pass()
-        if self._passes % self._accumulate == 0:
-            return
-        # Fewer passes than were announced: this reduces what they made.
+        if self._in_backward or not self._is_within():
+            return False
         self._weighting.end_early()
-        for bucket in self._buckets:
-            for index in range(len(bucket.parameters)):
-                self._take(bucket, index)
+        self._take_all()
         self._start_rest()
         self.finish()
-        self._passes = 0
-        self._weighting.end_pass(stepped=True)
+        self._begin_window()
         self._begin_pass()
+        return True
 
-    def _clip(self, *_: Any) -> None:
-        assert self._clip_norm is not None
+    def end_window_of(self, parameters: list[torch.Tensor]) -> None:
+        """The same, if some of these are among its parameters: somebody changes their gradients."""
+        if any(id(parameter) in self._place for parameter in parameters) and self.end_window():
+            self._early = True
+
+    def begin_window_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients of this optimizer are forgotten."""
+        if optimizer is self._optimizer:
+            self.end_failed_pass()
+            if not self._in_backward:
+                self._begin_window()
+
+    def _begin_window(self) -> None:
+        """The pass that comes is the first one for a step."""
+        self._passes, self._early = 0, False
+        self._weighting.begin_window()
+
+    def _clip(self, norm: float) -> None:
         if self._shards:
-            self._shards.clip(self._clip_norm)
+            self._shards.clip(norm)
             return
-        nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        nn.utils.clip_grad_norm_(self._parameters, norm)
 
     def _overlap(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the optimizer update the parameters bucket by bucket."""
@@ -508,11 +573,11 @@ class Parallel:
                 "The optimizer's step was already replaced, by a learning-rate scheduler maybe.",
                 "Call parallelize before you make the scheduler, or leave overlap_step out.",
             )
-        place = {key: number for key, (number, _) in self._place.items()}
-        self._hooks.append(_OwnStep(optimizer))
-        step_in_parts(optimizer, place, len(self._buckets), self._finish_bucket, self.finish)
+        parts = lambda: (self._place, len(self._buckets))  # noqa: E731
+        self._hooks.append(step_in_parts(optimizer, parts, self._finish_bucket, self.finish))
 
 
+_BeforeForward = BeforeForward  # its name in models that were saved earlier
 _underway: "weakref.WeakSet[Parallel]" = weakref.WeakSet()  # with gradients that may still travel
 
 
@@ -525,72 +590,10 @@ def _finish_all() -> None:
             parallel.settle()
 
 
-class _OwnStep:
-    """The step that an optimizer had before its parts were stepped one after the other."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer, self._kind = optimizer, type(optimizer)
-
-    def remove(self) -> None:
-        """Give it back."""
-        self._optimizer.__class__ = self._kind
-
-
-class _BeforeForward:
-    """The model's hook; a copy of the model, or one that was saved, goes its own way."""
-
-    def __init__(self, parallel: Parallel | None = None) -> None:
-        self.parallel = parallel
-
-    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if self.parallel is not None:
-            self.parallel.before_forward(module, arguments, keywords)
-
-    def __deepcopy__(self, memo: object) -> "_BeforeForward":
-        return _BeforeForward()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return _BeforeForward, ()
-
-
-def _share(first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> bool:
-    """Whether two optimizers have a parameter in common, which must not be reduced twice."""
-    held = [{id(p) for group in each.param_groups for p in group["params"]} for each in (first, second)]
-    return not held[0].isdisjoint(held[1])
-
-
-def _attached(model: nn.Module) -> list[Parallel]:
-    """What was attached to a model and was not detached."""
-    hooks = [hook for hook in model._forward_pre_hooks.values() if isinstance(hook, _BeforeForward)]
-    return [hook.parallel for hook in hooks if hook.parallel]
-
-
-def _weakly(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:
-    """Calls `method` as long as its object is there: who collects garbage does not see parameters' hooks."""
-    reference = weakref.WeakMethod(method)
-
-    def call(parameter: nn.Parameter) -> None:
-        if present := reference():
-            present(parameter)
-
-    return call
+def _held(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The ids of an optimizer's parameters."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _no_model() -> None:
     """Stands for a weak reference to what is gone."""
-
-
-def _limits(bucket_bytes: int | None, near: bool) -> tuple[int, int]:
-    """Bytes with which a bucket is full, and with which one of the last ones is.
-
-    Args:
-        bucket_bytes: As it was requested.
-        near: Whether all ranks are on one node.
-    """
-    if bucket_bytes is None:
-        bucket_bytes = fusion.threshold(fusion.BUCKET_BYTES if near else fusion.SMALL_BUCKET_BYTES)
-    return bucket_bytes, bucket_bytes if near else fusion.LEAST_BUCKET_BYTES
-
-
-def _counts_exactly(memory: torch.Tensor) -> bool:
-    return memory.device.type == "cpu" and memory.dtype in (torch.float32, torch.float64)

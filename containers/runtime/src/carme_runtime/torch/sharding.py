@@ -144,6 +144,7 @@ class ShardBucket(Bucket):
         self._weights = torch.zeros(self.block * group.size, dtype=memory.dtype, device=memory.device)
         self.fragments: dict[int, Fragment] = {}  # by the number of the parameter in the bucket
         self.places: list[int] = []  # where each parameter begins
+        self._parts: list[torch.Tensor] = []  # of the weights, shaped as the parameters
         begin = 0
         for index, parameter in enumerate(parameters):
             end = begin + parameter.numel()
@@ -151,6 +152,7 @@ class ShardBucket(Bucket):
             with torch.no_grad():
                 part.copy_(parameter)
             parameter.data = part
+            self._parts.append(part)
             low, high = max(begin, self.own.start), min(end, self.own.stop)
             if low < high:
                 self.fragments[index] = Fragment(
@@ -158,6 +160,36 @@ class ShardBucket(Bucket):
                 )
             self.places.append(begin)
             begin = end
+
+    def hold(self) -> None:
+        """Take the parameters where something has given them other memory, as `model.double()` does.
+
+        Raises:
+            InvalidCall: They have another type, or are on another device.
+        """
+        # A tensor's address would have its memory there, under a limit of memory.
+        memory = self._weights.untyped_storage()._cdata
+        if all(parameter.untyped_storage()._cdata == memory for parameter in self.parameters):
+            return
+        for parameter in self.parameters:
+            if (parameter.dtype, parameter.device) != (self._weights.dtype, self._weights.device):
+                raise InvalidCall(
+                    f"A parameter has {parameter.dtype} and is on {parameter.device} now. When the optimizer "
+                    f"was divided it had {self._weights.dtype} and was on {self._weights.device}.",
+                    "Call parallelize again after parameters got another type or device.",
+                )
+        # In new memory: a limit that began meanwhile can then take it away.
+        weights = torch.zeros_like(self._weights)
+        for index, parameter in enumerate(self.parameters):
+            former = self._parts[index]
+            part = weights.as_strided(former.shape, former.stride(), self.places[index])
+            with torch.no_grad():
+                part.copy_(parameter)
+            parameter.data = self._parts[index] = part
+        for index, fragment in self.fragments.items():
+            begin = self.places[index]
+            fragment.weights.data = weights[begin + fragment.begin : begin + fragment.end]
+        self._weights = weights
 
     def arrives(self, wait: Callable[[], None]) -> None:
         """Nobody sees a gradient, whether it has arrived or not."""
@@ -260,6 +292,7 @@ class Shards:
         whole = getattr(whole, "__wrapped__", whole)  # without what calls the hooks
         for number, bucket in enumerate(self._buckets):
             self._arrive(number)
+            bucket.hold()
             bucket.offer()
             part.param_groups = self._groups(groups, bucket)
             whole(part)

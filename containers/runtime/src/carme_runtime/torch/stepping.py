@@ -8,7 +8,7 @@ a parameter's gradient between the two waits for all.
 # As in backend.py.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,11 +56,10 @@ def _arrived(gradient: Arriving) -> torch.Tensor:
 
 def step_in_parts(
     optimizer: torch.optim.Optimizer,
-    place: dict[int, int],
-    parts: int,
+    parts: Callable[[], tuple[Mapping[int, tuple[int, int]], int]],
     arrive: Callable[[int], None],
     arrive_all: Callable[[], None],
-) -> None:
+) -> "OwnStep":
     """Let the optimizer's step update the parameters of one part after the other, each when it is there.
 
     Its hooks are called once, before the first part and after the last one. A copy of the optimizer, or one
@@ -68,10 +67,13 @@ def step_in_parts(
 
     Args:
         optimizer: Its class becomes one of the same name: schedulers wrap the class's function.
-        place: For each parameter, by its id, the number of its part; others come with the last one.
-        parts: How many there are.
+        parts: For each parameter, by its id, the number of its part and its place there; and how many parts
+            there are. Other parameters come with the last one.
         arrive: Wait for the gradients of a part.
         arrive_all: Wait for all of them.
+
+    Returns:
+        What gives the optimizer its own step back.
     """
     kind: Any = type(optimizer)
     # PyTorch wraps what calls the hooks around a class's own function.
@@ -87,8 +89,11 @@ def step_in_parts(
                 return found
 
             return whole(self_, closed)
+        place, count = parts()
+        if not count:
+            return whole(self_)
         groups = self_.param_groups  # others since a state was loaded
-        shares = _shares([group["params"] for group in groups], place, parts)
+        shares = _shares([group["params"] for group in groups], place, count)
         # Who asks for the optimizer's state meanwhile, as a signal's handler may, finds all of it.
         part = without_state(kind)
         vars(part).update(vars(self_))
@@ -109,6 +114,18 @@ def step_in_parts(
     hooked: Any = torch.optim.Optimizer.profile_hook_step(step)
     hooked.hooked = True
     optimizer.__class__ = type(kind.__name__, (kind,), {"step": hooked, "__reduce_ex__": reduce})
+    return OwnStep(optimizer, kind)
+
+
+class OwnStep:
+    """The step that an optimizer had before its parts were stepped one after the other."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) -> None:
+        self._optimizer, self._kind = optimizer, kind
+
+    def remove(self) -> None:
+        """Give it back."""
+        self._optimizer.__class__ = self._kind
 
 
 def without_state(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -120,11 +137,12 @@ _made = without_state  # its name in optimizers that were pickled earlier
 
 
 def _shares(
-    groups: Sequence[list[torch.nn.Parameter]], place: dict[int, int], parts: int
+    groups: Sequence[list[torch.nn.Parameter]], place: Mapping[int, tuple[int, int]], parts: int
 ) -> list[list[list[torch.nn.Parameter]]]:
     """For each part what it has of each group."""
     shares: list[list[list[torch.nn.Parameter]]] = [[[] for _ in groups] for _ in range(parts)]
     for index, parameters in enumerate(groups):
         for parameter in parameters:
-            shares[place.get(id(parameter), parts - 1)][index].append(parameter)
+            number, _ = place.get(id(parameter), (parts - 1, 0))
+            shares[number][index].append(parameter)
     return shares

@@ -7,6 +7,7 @@ in the first bucket, and a difference is put right afterwards.
 # As in backend.py.
 # pyright: reportMissingImports=false
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,13 +23,10 @@ class Weighting:
 
     Args:
         size: Ranks.
-        in_bucket: Whether the first bucket has how many samples all ranks had. Not where it travels with
-            fewer bits: what the last step lost travels with the gradients, in the units of the mean over
-            samples. It would be multiplied too, and what this step loses would not.
     """
 
-    def __init__(self, size: int, in_bucket: bool) -> None:
-        self._size, self._in_bucket = size, in_bucket
+    def __init__(self, size: int) -> None:
+        self._size, self._in_bucket = size, False  # whether the first bucket has the number of samples
         self._window = 0  # samples of the passes since the last step,
         self._batch = 0  # and of the one that comes
         self.counted = True  # or no pass has begun that has samples to be counted
@@ -37,6 +35,16 @@ class Weighting:
         self._expected = 0  # samples of the global batch before this one
         self._stated: tuple[int, int] | None = None
         self.correction = 1.0  # of what was weighted for another size than the batch has
+
+    def count_in(self, first: Sequence[Bucket]) -> None:
+        """Let this bucket have how many samples all ranks had, if it can and there is one.
+
+        Not where it travels with fewer bits: what the last step lost travels with the gradients, in the units
+        of the mean over samples. It would be multiplied too, and what this step loses would not.
+        """
+        exact = (torch.float32, torch.float64)
+        self._in_bucket = any(b.memory.device.type == "cpu" and b.memory.dtype in exact for b in first)
+        self._expected = 0
 
     @property
     def samples(self) -> int:
@@ -54,6 +62,10 @@ class Weighting:
     def end_pass(self, stepped: bool) -> None:
         """A pass is over; `stepped`: it was the last before a step."""
         self._window = 0 if stepped else self.samples
+
+    def begin_window(self) -> None:
+        """What was counted since the last step does not count any more."""
+        self._window = 0
 
     def end_early(self) -> None:
         """No pass comes any more before the step."""
