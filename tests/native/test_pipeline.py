@@ -96,6 +96,11 @@ def test_stages_move_to_a_folder_under_a_limit_that_is_smaller_than_they_are(lau
     assert "moves a part of its memory to the disk and back" in ranks.outputs[0], ranks.output()
 
 
+def test_weights_of_other_stages_are_given_back_when_a_pipeline_is_made(launcher):
+    ranks = launcher.start("own_parameters", [0, 0])
+    assert ranks.finish(SECONDS) == [0, 0], ranks.output()
+
+
 def test_pipelines_train_in_bfloat16(launcher):
     run(launcher, [0, 0], "mlp", "2", "bfloat16")
 
