@@ -34,6 +34,12 @@ def test_losses_and_gradients_are_those_of_one_process(launcher, model, schedule
     run(launcher, nodes, model, str(len(nodes)), *schedules)
 
 
+@pytest.mark.parametrize("model", ["mlp", "resnet"])
+def test_a_parameter_that_is_frozen_later_stays_as_it_is(launcher, model):
+    """Also where schedules make the gradients of weights apart."""
+    run(launcher, [0, 0], model, "2", "zb1p:6:freeze", "zbv:6:freeze", "1f1b:4:freeze")
+
+
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1, 0, 1]], ids=["2 stages", "2 replicas of 2 stages"])
 def test_a_parameter_for_which_no_rank_has_a_gradient_gets_none(launcher, nodes):
     """It is in both stages; weight decay and momentum leave it as it is."""

@@ -118,6 +118,9 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
             for each in (optimizer, expected_value):
                 each.step()
                 each.zero_grad()
+        if "freeze" in words:
+            for parameter in [*list(model.parameters())[2:4], *list(reference.parameters())[2:4]]:
+                parameter.requires_grad_(False)
     state = tested.state_dict()
     if rank() == 0:
         known = reference.state_dict()

@@ -88,7 +88,11 @@ def plan(graph: Graph, request: Request) -> Plan:
         if whole.whole:
             replicas = request.ranks // stages
             request = replace(whole, samples=-(-whole.samples // replicas), whole=False)
-            _check(graph, request)
+            try:
+                _check(graph, request)
+            except PlanError as error:  # with other stages the replicas' shares of the batch may divide
+                failure = failure or error
+                continue
         for micro_batches in _micro_batches(request, stages):
             name = request.schedule or "1f1b"
             try:

@@ -302,11 +302,12 @@ class _LinearLater(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # pyright: ignore
         x, weight = ctx.saved_tensors
-        bias = ctx.bias
+        bias, trains = ctx.bias, ctx.needs_input_grad[2]
 
         def weights() -> None:
             rows = gradient.reshape(-1, gradient.shape[-1])
-            _add(weight, rows.t() @ x.reshape(-1, x.shape[-1]))
+            if trains:  # it may have been frozen since the pipeline was made
+                _add(weight, rows.t() @ x.reshape(-1, x.shape[-1]))
             if bias is not None and bias.requires_grad:
                 _add(bias, rows.sum(0))
 
@@ -326,7 +327,7 @@ class _ConvLater(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # pyright: ignore
         x, weight = ctx.saved_tensors
-        bias = ctx.bias
+        bias, trains = ctx.bias, ctx.needs_input_grad[2]
         stride, padding, dilation, groups = ctx.options
 
         def passed(mask: list[bool]) -> Any:
@@ -337,8 +338,9 @@ class _ConvLater(torch.autograd.Function):
 
         def weights() -> None:
             with_bias = bias is not None and bias.requires_grad
-            _, of_weight, of_bias = passed([False, True, with_bias])
-            _add(weight, of_weight)
+            _, of_weight, of_bias = passed([False, trains, with_bias])
+            if trains:
+                _add(weight, of_weight)
             if bias is not None and with_bias:
                 _add(bias, of_bias)
 
