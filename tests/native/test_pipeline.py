@@ -52,6 +52,11 @@ def test_what_cannot_be_traced_trains_in_stages_that_begin_with_named_layers(lau
     assert re.search(r"^1 +2 \.\. 4 ", ranks.outputs[0], re.M), ranks.output()
 
 
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1, 1]], ids=["2 stages", "2 replicas of 2 stages"])
+def test_values_cross_a_cut_once_and_their_views_are_made_behind_it(launcher, nodes):
+    run(launcher, nodes, "views", "2", "views")
+
+
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1]], ids=["2 stages", "3 stages"])
 def test_outputs_of_several_stages_are_trained(launcher, nodes):
     run(launcher, nodes, "outputs", str(len(nodes)), "outputs")
