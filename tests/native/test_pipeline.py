@@ -34,6 +34,12 @@ def test_losses_and_gradients_are_those_of_one_process(launcher, model, schedule
     run(launcher, nodes, model, str(len(nodes)), *schedules)
 
 
+@pytest.mark.parametrize("model", ["mlp", "resnet"])
+def test_a_parameter_that_is_frozen_later_stays_as_it_is(launcher, model):
+    """Also where schedules make the gradients of weights apart."""
+    run(launcher, [0, 0], model, "2", "zb1p:6:freeze", "zbv:6:freeze", "1f1b:4:freeze")
+
+
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1, 0, 1]], ids=["2 stages", "2 replicas of 2 stages"])
 def test_a_parameter_for_which_no_rank_has_a_gradient_gets_none(launcher, nodes):
     """It is in both stages; weight decay and momentum leave it as it is."""
@@ -44,6 +50,11 @@ def test_what_cannot_be_traced_trains_in_stages_that_begin_with_named_layers(lau
     ranks = run(launcher, [0, 0], "undecided", "2", "1f1b:4:clip", "zb1p:4:accumulate")
     assert "It is cut between its layers only." in ranks.outputs[0], ranks.output()
     assert re.search(r"^1 +2 \.\. 4 ", ranks.outputs[0], re.M), ranks.output()
+
+
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1, 1]], ids=["2 stages", "2 replicas of 2 stages"])
+def test_values_cross_a_cut_once_and_their_views_are_made_behind_it(launcher, nodes):
+    run(launcher, nodes, "views", "2", "views")
 
 
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1]], ids=["2 stages", "3 stages"])
@@ -94,6 +105,11 @@ def test_stages_move_to_a_folder_under_a_limit_that_is_smaller_than_they_are(lau
     ranks = launcher.start("pipeline_spilled", [0, 0], str(tmp_path))
     assert ranks.finish(SECONDS) == [0, 0], ranks.output()
     assert "moves a part of its memory to the disk and back" in ranks.outputs[0], ranks.output()
+
+
+def test_weights_of_other_stages_are_given_back_when_a_pipeline_is_made(launcher):
+    ranks = launcher.start("own_parameters", [0, 0])
+    assert ranks.finish(SECONDS) == [0, 0], ranks.output()
 
 
 def test_pipelines_train_in_bfloat16(launcher):

@@ -182,6 +182,16 @@ def calls() -> None:
     scalar, _ = make(Mean(), stages=2, micro_batches=4)
     refused("cannot be put together. Use step()", lambda: scalar(INPUTS))
     scalar.close()
+    partly = model()
+    partly[0].requires_grad_(False)
+    frozen, _ = make(partly, stages=2, micro_batches=4, cut_points=["2"])
+    frozen.step(INPUTS, TARGETS, loss=functional.cross_entropy)
+    partly[0].requires_grad_(True)
+    refused("0.bias was frozen", lambda: frozen.step(INPUTS, TARGETS, loss=functional.cross_entropy))
+    refused("0.bias was frozen", lambda: frozen(INPUTS))
+    partly[0].requires_grad_(False)
+    frozen.step(INPUTS, TARGETS, loss=functional.cross_entropy)
+    frozen.close()
 
 
 def sparse() -> None:

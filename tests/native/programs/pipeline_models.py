@@ -179,6 +179,26 @@ class Words(nn.Module):
         return self.head(x.mean(1))
 
 
+class Views(nn.Module):
+    """Behind the cut it uses two values, and views of one of them, of the other alone, and of its input."""
+
+    cut_points = ("second",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale, self.head = nn.Linear(8, 1), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        base = torch.tanh(self.first(x))
+        turned = base.view(-1, 2, 4).transpose(1, 2)
+        left, right = base.chunk(2, 1)
+        wide, gate, row = self.scale(base).expand(-1, 8), base.detach(), x.unsqueeze(1)
+        hidden = self.second(base) + torch.cat([right, left], 1) * torch.sigmoid(gate)
+        hidden = hidden + turned.flatten(1) + wide * row.squeeze(1)
+        return self.head(torch.tanh(hidden))
+
+
 class Untrained(nn.Module):
     """Both stages have a layer that gets no gradients."""
 
@@ -260,6 +280,7 @@ def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
         "lstm": lambda: (Recurrent(), (words,), classes),
         "words": lambda: (Words(), (words,), classes),
         "undecided": lambda: (Undecided(), (torch.randn(24, 8),), classes),
+        "views": lambda: (Views(), (torch.randn(24, 8),), classes),
         "untrained": lambda: (Untrained(), (torch.randn(24, 8),), classes),
         "inputs": lambda: (TwoInputs(), (torch.randn(24, 6), torch.randn(24, 4)), classes),
     }[name]()

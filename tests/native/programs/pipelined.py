@@ -20,7 +20,9 @@ from torch.nn import functional
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.mailboxes import Mailboxes
-from carme_runtime.pipeline import PlanError
+from carme_runtime.pipeline import Pieces, Plan, PlanError
+from carme_runtime.pipeline.messages import Post
+from carme_runtime.pipeline.pieces import cut_places
 from carme_runtime.torch import pipeline, trace
 
 torch.set_num_threads(1)
@@ -38,6 +40,19 @@ def delayed(seed: int) -> None:
             return original(*arguments)
 
         setattr(Mailboxes, name, late)
+
+
+def counted_bytes() -> list[int]:
+    """A list, whose only number is how many bytes of values and gradients this rank has sent from now on."""
+    found, original = [0], Post.send
+
+    def send(post: Post, channel: Any, back: bool, micro: int, parts: list[Any]) -> None:
+        if channel in post._remote:
+            found[0] += sum(p.nbytes if isinstance(p, torch.Tensor) else 8 for p in parts if p is not None)
+        original(post, channel, back, micro, parts)
+
+    Post.send = send
+    return found
 
 
 def alike(tested: torch.Tensor, expected_value: torch.Tensor, what: str, limit: float = LIMIT) -> None:
@@ -72,7 +87,7 @@ def tightest(model: Any, optimizer: Any, options: dict[str, Any]) -> dict[str, A
     raise AssertionError("a byte is enough")
 
 
-def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str) -> None:
+def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str) -> Plan:
     model, inputs, targets = pipeline_models.make(name)
     options: dict[str, Any] = {"cut_points": getattr(model, "cut_points", ())}
     if "frozen" in words:
@@ -94,7 +109,7 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
     if "tight" in words:
         options = tightest(model, optimizer, options)
     tested, optimizer = pipeline(model, optimizer, **options)
-    replica = rank() // stages
+    replica, sent = rank() // stages, counted_bytes()
     together = not set(words) & {"micro", "deferred"}
     for step in range(40 if "often" in words else 3):
         count = share if step != 1 or "even" in words else 5  # a ragged batch
@@ -105,6 +120,8 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
         torch.manual_seed(step)
         expected = single_step(reference, [t[whole] for t in inputs], targets[whole], micro_batches, together)
         alike(loss, expected, f"loss of step {step}")
+        if not step and name != "untrained":  # some of its values get no gradients
+            assert sent[0] == tested.plan().stages[rank() % stages].sent_bytes, (sent, str(tested.plan()))
         known = dict(reference.named_parameters())
         for each, parameter in tested.named_parameters():
             gradient, wanted = parameter.grad, known[each].grad
@@ -118,6 +135,9 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
             for each in (optimizer, expected_value):
                 each.step()
                 each.zero_grad()
+        if "freeze" in words:
+            for parameter in [*list(model.parameters())[2:4], *list(reference.parameters())[2:4]]:
+                parameter.requires_grad_(False)
     state = tested.state_dict()
     if rank() == 0:
         known = reference.state_dict()
@@ -127,7 +147,30 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
                 continue  # seen by `statistics`
             alike(tensor.double(), known[each].double(), each)
         print(tested.plan())
+    if "evaluate" in words:
+        with torch.no_grad():
+            own = [t[:share] for t in inputs]
+            alike(tested.eval()(*own), reference.eval()(*own), "evaluation")
     tested.close()
+    return tested.plan()
+
+
+def views(stages: int) -> None:
+    """Views of what crosses a cut are made behind it."""
+    for schedule, micro_batches, *words in (("1f1b", 4, "evaluate", "clip"), ("zb1p", 6, "accumulate")):
+        planned = train("views", stages, schedule, micro_batches, *words)
+        assert planned.pieces.channels == {(0, 1): ("tanh", "linear_1")}, planned.pieces.channels
+    for name in ("transformer", "lstm", "views", "resnet"):
+        model, inputs, _ = pipeline_models.make(name)
+        graph = trace(model, inputs, seconds=0.1)
+        for place in cut_places(graph):
+            sizes: dict[str, int] = {}  # by value: bytes that are sent of it and what lies in its memory
+            for each in Pieces(graph, (place,)).channels.get((0, 1), ()):
+                whole = graph.operators[graph.maker[each]].within or each
+                sizes[whole] = sizes.get(whole, 0) + graph.value[each].bytes
+            for whole, size in sizes.items():
+                most = 0 if whole in graph.inputs else graph.value[whole].bytes
+                assert size <= most, (name, place, sizes)
 
 
 def deferred_statistics(stages: int, again: bool = False) -> None:
@@ -283,6 +326,7 @@ def size() -> int:
 ONCE = {
     "statistics": deferred_statistics,
     "statistics-again": functools.partial(deferred_statistics, again=True),
+    "views": views,
     "replicas": replica_statistics,
     "bfloat16": in_bfloat16,
     "bfloat16-again": functools.partial(in_bfloat16, again=True),

@@ -96,6 +96,28 @@ def test_ranks_of_tensorflow_know_each_other(local: Launch, script: Script, tmp_
     assert len(set(workers)) == 3 and all(rank["cluster"]["worker"] == workers for rank in reported)
 
 
+def test_programs_beside_ranks_leave_no_profile(local: Launch, script: Script, tmp_path: Path) -> None:
+    """They would write it in the place of rank 0's: two of MXNet begin by importing it."""
+    (tmp_path / "mxnet.py").write_text(
+        "import os, pathlib, signal\n"
+        "draft = pathlib.Path(os.environ['FOUND'], os.environ['DMLC_ROLE'] + '.new')\n"
+        "draft.write_text(os.environ.get('CARME_PROFILE', 'none'))\n"
+        "draft.rename(draft.with_suffix(''))\n"
+        "if os.environ['DMLC_ROLE'] != 'worker': signal.pause()\n"
+    )
+    path = script(
+        "import mxnet, os, pathlib, time\n"
+        "found = pathlib.Path(os.environ['FOUND'])\n"
+        "while not all((found / name).exists() for name in ('scheduler', 'server')): time.sleep(0.01)\n"
+    )
+    folders = f"{clean_environment()['PYTHONPATH']}:{tmp_path}"
+    options = ("-n", "1", "--backend", "mxnet", "--profile", str(tmp_path / "profile"))
+    code, _, errors = local(*options, path, PYTHONPATH=folders, FOUND=str(tmp_path)).wait()
+    assert code == 0, errors
+    found = {name: (tmp_path / name).read_text() for name in ("scheduler", "server", "worker")}
+    assert found == {"scheduler": "none", "server": "none", "worker": str(tmp_path / "profile")}
+
+
 def spread(*devices: int, ranks: int | None = None, caller: dict[str, str] | None = None) -> Setup:
     """Nodes n1, n2, ... with so many GPUs; ports are 7000, 7001, ..."""
     nodes = [

@@ -105,6 +105,14 @@ def test_a_stage_that_adds_up_large_gradients_computes_less():
     assert plan(graph, request).cuts == (6,)
 
 
+def test_a_batch_that_only_some_replicas_divide_is_planned_with_these():
+    """Twelve samples of four ranks: shares of three or six do not divide into four micro-batches."""
+    found = plan(network([1] * 8), Request(4, 12, micro_batches=4, whole=True))
+    assert (found.schedule.ranks, found.samples) == (4, 12)
+    with pytest.raises(PlanError, match="A batch of 3 samples does not divide into 5 micro-batches"):
+        plan(network([1] * 8), Request(4, 12, micro_batches=5, whole=True))
+
+
 def test_values_go_directly_to_the_stages_that_use_them():
     graph = network([1] * 6, skips=[(0, 5), (1, 3)], parameters={0: "tied", 5: "tied"})
     pieces = Pieces(graph, (2, 4))

@@ -344,6 +344,16 @@ def test_a_wrong_hostfile_is_explained(tmp_path: Path, content: str | None, word
         (["--fusion-threshold=0", "--backend=tensorflow", "x.py"], "--fusion-threshold is for scripts that"),
         (["--hang-seconds=0", "--backend=jax", "x.py"], "--hang-seconds is for scripts that train over"),
         (["--strategy=data", "--backend=mxnet", "x.py"], "--strategy is for scripts that train over"),
+        (["--strategy=hybrid", "--backend=horovod", "x.py"], "--strategy is for scripts that train over"),
+        (["--transport=gpi2", "--backend=tensorflow", "x.py"], "--transport is for scripts that train over"),
+        (["--output-on-all-devices", "--backend=jax", "x.py"], "--output-on-all-devices is for scripts that"),
+        (["--hang-seconds=9", "--backend=dask", "x.py"], "--hang-seconds is for scripts that train over"),
+        (["--devices-per-rank=1", "--backend=ray", "x.py"], "Ray's tasks say themselves how many GPUs"),
+        (["--plan", "--scale-probe", "x.py"], "--plan trains nothing, so --scale-probe has no steps"),
+        *(
+            (["--plan", f"--backend={name}", "x.py"], f"--backend {name} is for others. To plan such a")
+            for name in ("tensorflow", "jax", "mxnet", "dask", "ray", "horovod")
+        ),
         (["--output", "none", "x.py"], "invalid choice: 'none'"),
         (["--no-gpu", "--devices-per-rank", "1", "x.py"], "--no-gpu and --devices-per-rank exclude"),
         (["--no-gpu", "--backend", "mpi", "x.py"], "--no-gpu does not go with --backend mpi"),

@@ -78,6 +78,8 @@ class Operator:
             makes; or empty.
         draws_mask: Whether it is a Dropout layer that drops something. Its mask is drawn for a whole batch.
         accumulating_ms: What adding its parameters' gradients to those of an earlier micro-batch takes.
+        view_of: Of its inputs, the value that its output is a view of, if any device that has that one can
+            make the view itself; or empty.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Operator:
     within: str = ""
     draws_mask: bool = False
     accumulating_ms: float = 0.0
+    view_of: str = ""
 
     def forward_ms(self, samples: int) -> float:
         """Its forward pass, between measured numbers of samples on a straight line."""
@@ -160,6 +163,7 @@ class Graph:
             unknown += [name for name in operator.parameters if name not in parameters]
             unknown += [name for name in operator.outputs if name not in names]
             unknown += [operator.beside] if operator.beside and operator.beside not in earlier else []
+            unknown += [operator.view_of] if operator.view_of and operator.view_of not in known else []
             if unknown:
                 raise GraphError(
                     f"Operator {operator.name} uses {unknown[0]}, which nothing before it makes.",
@@ -202,6 +206,36 @@ class Graph:
         for name in dict.fromkeys(self.results):
             using[name].append(len(self.operators))
         return {name: tuple(places) for name, places in using.items()}
+
+    @cached_property
+    def plain(self) -> frozenset[str]:
+        """Operators that compute numbers from sizes of the model's inputs: every device can do so itself."""
+        known, found = set(self.inputs), set()
+        for operator in self.operators:
+            numbers = all(self.value[name].dtype == "int" for name in operator.outputs)
+            if numbers and known.issuperset(operator.inputs):
+                known.update(operator.outputs)
+                found.add(operator.name)
+        return frozenset(found)
+
+    @cached_property
+    def views(self) -> dict[str, str]:
+        """By value: the one that it is a view of, which any device can make that has that one."""
+        everywhere = {*self.inputs, *(v for o in self.operators if o.name in self.plain for v in o.outputs)}
+        return {
+            value: operator.view_of
+            for operator in self.operators
+            for value in operator.outputs
+            if operator.view_of
+            and not operator.parameters
+            and everywhere.issuperset({*operator.inputs} - {operator.view_of})
+            and self.value[value].dtype == self.value[operator.view_of].dtype
+        }
+
+    @cached_property
+    def lists(self) -> frozenset[str]:
+        """Values that are several tensors: operators take single ones from them."""
+        return frozenset(o.inputs[0] for o in self.operators if o.kind == "getitem" and o.inputs)
 
     @cached_property
     def with_gradients(self) -> frozenset[str]:

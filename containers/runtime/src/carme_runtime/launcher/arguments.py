@@ -297,6 +297,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         known.error(
             "--memory-per-rank and --spill belong together. Give both: --memory-per-rank 2G --spill DIR"
         )
+    if options.plan and options.scale_probe:
+        known.error("--plan trains nothing, so --scale-probe has no steps to measure. Leave one of them out")
     if options.recompute and options.spill is None:
         known.error(
             "--recompute says what to do where memory is limited. Give the limit, too: --memory-per-rank 2G "
@@ -353,12 +355,7 @@ def _check_backend(parser: argparse.ArgumentParser, options: argparse.Namespace)
             "in bytes: -x HOROVOD_FUSION_THRESHOLD=67108864"
         )
     if name and backends.BACKENDS[name].driver:
-        for option, value in (("--pin-cpus", options.pin_cpus), ("--pin-memory", options.pin_memory)):
-            if value:
-                parser.error(
-                    f"{option} binds ranks, and --backend {name} starts no ranks but the script once, beside "
-                    f"workers of its own. Leave {option} out"
-                )
+        _check_driver(parser, options)
     if name and not backends.BACKENDS[name].torch:
         for option, value in (
             ("--torch-backend", options.torch_backend),
@@ -369,17 +366,46 @@ def _check_backend(parser: argparse.ArgumentParser, options: argparse.Namespace)
                     f"{option} is for scripts of PyTorch, and --backend {name} is for others. Leave one of "
                     "the two out"
                 )
-        for option, value in (
-            # What a probe predicts depends on it, whatever the framework.
-            ("--fusion-threshold", None if options.scale_probe else options.fusion_threshold),
-            ("--hang-seconds", options.hang_seconds),
-            ("--strategy", options.strategy),
-        ):
-            if value is not None:
-                parser.error(
-                    f"{option} is for scripts that train over carme_runtime, and --backend {name} is for "
-                    "others. Leave one of the two out"
-                )
+    if name and not backends.BACKENDS[name].runtime:
+        _check_runtime(parser, options)
+
+
+def _check_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Where the script runs once, nothing is bound, and Ray's own tasks say what they need of GPUs."""
+    for option, value in (("--pin-cpus", options.pin_cpus), ("--pin-memory", options.pin_memory)):
+        if value:
+            parser.error(
+                f"{option} binds ranks, and --backend {options.backend} starts no ranks but the script once, "
+                f"beside workers of its own. Leave {option} out"
+            )
+    if options.backend == "ray" and options.devices_per_rank:
+        parser.error(
+            "--devices-per-rank is for ranks, and Ray's tasks say themselves how many GPUs each needs. Leave "
+            "it out, and write @ray.remote(num_gpus=1)"
+        )
+
+
+def _check_runtime(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """What a script does with carme_runtime that trains otherwise: nothing."""
+    for option, value in (
+        # What a probe predicts depends on it, whatever the framework.
+        ("--fusion-threshold", None if options.scale_probe else options.fusion_threshold),
+        ("--hang-seconds", options.hang_seconds),
+        ("--strategy", options.strategy),
+        ("--transport", options.transport),
+        ("--output-on-all-devices", options.output_on_all_devices or None),
+    ):
+        if value is not None:
+            parser.error(
+                f"{option} is for scripts that train over carme_runtime, and --backend {options.backend} is "
+                "for others. Leave one of the two out"
+            )
+    if options.plan:
+        parser.error(
+            "--plan is for models that PyTorch's pipeline() or carme_runtime.keras trains, and --backend "
+            f"{options.backend} is for others. To plan such a script, leave --backend out; to see what this "
+            "one would start, use --dry-run"
+        )
 
 
 def _check_mpi(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

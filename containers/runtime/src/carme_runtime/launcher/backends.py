@@ -40,6 +40,7 @@ class Backend:
         explains: What the last error output of a rank means, where that is a fault of users that it does not
             name; else empty.
         torch: Whether scripts may train with PyTorch, so that its options mean something.
+        runtime: Whether ranks may train over carme_runtime, so that its options mean something.
         driver: Whether the script runs once, on the first node, and `programs` are the ranks' processes.
     """
 
@@ -56,6 +57,7 @@ class Backend:
     make_secrets: Callable[[], list[str]] = list
     explains: Callable[[str], str] = lambda output: ""
     torch: bool = True
+    runtime: bool = True
     driver: bool = False
 
 
@@ -239,6 +241,7 @@ BACKENDS = {
         modules=("tensorflow", "tf_keras"),
         explains=_explain_tensorflow,
         torch=False,
+        runtime=False,
     ),
     "jax": Backend(
         (
@@ -249,6 +252,7 @@ BACKENDS = {
         ports=_of_first,
         modules=("jax",),
         torch=False,
+        runtime=False,
     ),
     "accelerate": Backend(
         (*_TORCH, "ACCELERATE_USE_CPU"), variables=_accelerate, modules=("torch", "accelerate")
@@ -280,6 +284,7 @@ BACKENDS = {
         refuses=_refuse_mxnet,
         programs=_mxnet_programs,
         torch=False,
+        runtime=False,
     ),
     "dask": Backend(
         dask.SETS,
@@ -291,6 +296,7 @@ BACKENDS = {
         programs=lambda setup: dask.programs(setup, _hosts(setup)),
         secrets=dask.SECRETS,
         make_secrets=dask.certificate,
+        runtime=False,
         driver=True,
     ),
     "ray": Backend(
@@ -304,6 +310,7 @@ BACKENDS = {
         programs=lambda setup: ray.programs(setup, _hosts(setup)),
         secrets=(ray.TOKEN,),
         make_secrets=ray.token,
+        runtime=False,
         driver=True,
     ),
     "horovod": Backend(
@@ -312,6 +319,7 @@ BACKENDS = {
         "that server",
         lambda setup: horovod.variables(setup.places, 0, setup.caller),
         modules=("horovod",),
+        runtime=False,
     ),
     "mpi": Backend(
         (),

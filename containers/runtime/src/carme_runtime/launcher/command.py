@@ -252,7 +252,9 @@ async def _execute(
             hidden = dict(zip(backend.secrets, backend.make_secrets(), strict=True))
             setup = dataclasses.replace(blank, ports=ports, caller=environment, secrets=hidden)
             variables = backend.variables(setup)
-            failing = await stack.enter_async_context(Programs(backend.programs(setup), environment, cwd))
+            # What is no rank would write its profile in the place of rank 0's.
+            unrecorded = {n: v for n, v in environment.items() if n not in (profile.PROFILE, profile.TRACE)}
+            failing = await stack.enter_async_context(Programs(backend.programs(setup), unrecorded, cwd))
         if name == "gaspi":
             command = gaspi.wrapped(command)
         run = Run(

@@ -14,12 +14,12 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.mailboxes import Box, Mailboxes
 from carme_runtime.graph import Links
 from carme_runtime.pipeline import Plan
+from carme_runtime.pipeline.pieces import MOST_DIMENSIONS
 from carme_runtime.pipeline.simulation import Channel
 
 _SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 _ALIGNMENT = 64
-_MOST_DIMENSIONS = 8
-_COLUMNS = 3 + _MOST_DIMENSIONS  # what it is, type or number, dimensions, sizes
+_COLUMNS = 3 + MOST_DIMENSIONS  # what it is, type or number, dimensions, sizes
 _ABSENT, _NUMBER, _TENSOR = range(3)
 
 
@@ -90,7 +90,7 @@ def pack(memory: Any, parts: Sequence[Part | int | None], title: str, remedy: st
     for row, part in zip(rows, parts, strict=True):
         if isinstance(part, Part):
             dimensions = len(part.shape)
-            if at + part.size > len(memory) or dimensions > _MOST_DIMENSIONS:
+            if at + part.size > len(memory) or dimensions > MOST_DIMENSIONS:
                 raise InvalidCall(f"A value of shape {list(part.shape)} has no room in {title}.", remedy)
             row[:3], row[3 : 3 + dimensions] = (_TENSOR, part.type, dimensions), part.shape
             if part.size:

@@ -6,6 +6,7 @@ the step on paper becomes shorter.
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -13,7 +14,7 @@ from numbers import Integral
 from carme_runtime.graph import Graph
 from carme_runtime.graph.show import size_text
 from carme_runtime.pipeline.devices import Device, devices_of_stages
-from carme_runtime.pipeline.pieces import cut_places, first_of
+from carme_runtime.pipeline.pieces import cut_places, fewest_bytes, first_of
 from carme_runtime.pipeline.plans import Plan
 from carme_runtime.pipeline.schedules import KINDS, PlanError, Schedule, make
 from carme_runtime.pipeline.simulation import held
@@ -88,7 +89,11 @@ def plan(graph: Graph, request: Request) -> Plan:
         if whole.whole:
             replicas = request.ranks // stages
             request = replace(whole, samples=-(-whole.samples // replicas), whole=False)
-            _check(graph, request)
+            try:
+                _check(graph, request)
+            except PlanError as error:  # with other stages the replicas' shares of the batch may divide
+                failure = failure or error
+                continue
         for micro_batches in _micro_batches(request, stages):
             name = request.schedule or "1f1b"
             try:
@@ -337,17 +342,33 @@ def _fewer(graph: Graph, places: list[int], pieces: int) -> list[int]:
 def _crossing(graph: Graph, samples: int) -> list[float]:
     """Bytes that would cross a cut before each operator."""
     changes = [0.0] * (len(graph.operators) + 2)
+    families: dict[str, list[str]] = defaultdict(list)  # by value: itself, if it is used later, and its views
     for name, users in graph.users.items():
-        maker = graph.maker[name]
-        if maker >= 0 and users:
-            size = graph.value_bytes(name, samples)
-            changes[maker + 1] += size
-            changes[min(users[-1], len(graph.operators) - 1) + 1] -= size
+        root = name
+        while root in graph.views:
+            root = graph.views[root]
+        if users and graph.maker[name] >= 0:
+            families[root].append(name)
+    for root, family in families.items():
+        spans = {name: _span(graph, name) for name in family}
+        before = 0.0
+        for place in sorted({end for span in spans.values() for end in (span.start, span.stop)}):
+            used = [name for name in family if place in spans[name]]
+            sent = used if family == [root] else fewest_bytes(graph, used, lambda _: 0)
+            size = sum(graph.value_bytes(name, samples) for name in sent)
+            changes[place] += size - before
+            before = size
     levels, level = [], 0.0
     for change in changes[:-1]:
         level += change
         levels.append(level)
     return levels
+
+
+def _span(graph: Graph, name: str) -> range:
+    """Before which operators a cut would be crossed by a value."""
+    last = min(graph.users[name][-1], len(graph.operators) - 1)
+    return range(graph.maker[name] + 1, last + 1)
 
 
 def _cut(draft: Plan, places: list[int]) -> Plan:

@@ -1,22 +1,14 @@
 """A graph cut into pieces: what each one runs and holds, and which values pass between them."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from carme_runtime.graph import Graph
 from carme_runtime.pipeline.simulation import Channel
 
-
-def plain(graph: Graph) -> frozenset[str]:
-    """Operators that compute numbers from sizes of the model's inputs: every piece can do so itself."""
-    known, found = set(graph.inputs), set()
-    for operator in graph.operators:
-        if all(graph.value[v].dtype == "int" for v in operator.outputs) and known.issuperset(operator.inputs):
-            known.update(operator.outputs)
-            found.add(operator.name)
-    return frozenset(found)
+MOST_DIMENSIONS = 8  # of a value that is sent
 
 
 def cut_places(graph: Graph) -> list[int]:
@@ -27,7 +19,7 @@ def cut_places(graph: Graph) -> list[int]:
         if operator.beside:
             start = places[operator.beside] + 1
             allowed[start : place + 1] = [False] * (place + 1 - start)
-    free = plain(graph)
+    free = graph.plain
     before = 0  # operators that compute, as a piece of sizes alone is none
     found = []
     for place, each in enumerate(graph.operators):
@@ -43,6 +35,54 @@ def first_of(graph: Graph, layer: str) -> int | None:
         if operator.module == layer or operator.module.startswith(f"{layer}."):
             return place
     return None
+
+
+def fewest_bytes(graph: Graph, used: Sequence[str], piece_of: Callable[[str], int]) -> list[str]:
+    """What is sent to a device that uses these values, so that it is least: it makes views itself.
+
+    Args:
+        graph: Of the values.
+        used: Those that other devices make, in that order.
+        piece_of: Which piece makes a value. A piece that makes none of those used sends nothing.
+
+    Returns:
+        Some of them, or values that they are views of, in the order in which they are made.
+    """
+    if graph.views.keys().isdisjoint(used):
+        return list(used)
+    below: dict[str, list[str]] = {}  # by value: its views among those used, and others on the way to these
+    roots: dict[str, None] = {}
+    for value in used:
+        while value in graph.views and value not in below.get(graph.views[value], ()):
+            below.setdefault(graph.views[value], []).append(value)
+            value = graph.views[value]
+        if value not in graph.views:
+            roots[value] = None
+    choice = _Choice(graph, frozenset(used), below, piece_of)
+    return sorted((sent for root in roots for sent in choice.sent(root)), key=graph.maker.__getitem__)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Chooses what of a value and its views is sent; see `fewest_bytes`."""
+
+    graph: Graph
+    used: frozenset[str]
+    below: dict[str, list[str]]
+    piece_of: Callable[[str], int]
+
+    def sent(self, value: str) -> list[str]:
+        """The value alone, nothing if all have it, or what is best of its views."""
+        if self.graph.maker[value] < 0:
+            return []
+        if value in self.used:
+            return [value]
+        parts = [sent for view in self.below[value] for sent in self.sent(view)]
+        can_be_sent = value not in self.graph.lists and len(self.graph.value[value].shape) <= MOST_DIMENSIONS
+        if can_be_sent and self.piece_of(value) in map(self.piece_of, parts):
+            size = self.graph.value[value].bytes
+            return [value] if size < sum(self.graph.value[part].bytes for part in parts) else parts
+        return parts
 
 
 @dataclass(frozen=True)
@@ -72,17 +112,44 @@ class Pieces:
         return range(ends[piece], ends[piece + 1])
 
     @cached_property
-    def channels(self) -> dict[Channel, tuple[str, ...]]:
-        """Which values each channel carries, in the order in which they are made."""
-        free, carried = plain(self.graph), {}
+    def _used(self) -> dict[int, list[str]]:
+        """By piece: values of other pieces that it uses, in the order in which they are made."""
+        found: dict[int, list[str]] = {}
         for place, operator in enumerate(self.graph.operators):
-            if operator.name in free:
+            if operator.name in self.graph.plain:
                 continue
             source = self.piece_of(place)
             for value in operator.outputs:
-                for target in sorted({self.piece_of(user) for user in self.graph.users[value]} - {source}):
-                    carried.setdefault((source, target), []).append(value)
+                for target in {self.piece_of(user) for user in self.graph.users[value]} - {source}:
+                    found.setdefault(target, []).append(value)
+        return found
+
+    @cached_property
+    def _sent(self) -> dict[int, list[str]]:
+        """By piece: values that others send to it. It uses them, or views of them."""
+        return {piece: fewest_bytes(self.graph, used, self._maker) for piece, used in self._used.items()}
+
+    def _maker(self, value: str) -> int:
+        """Which piece makes a value."""
+        return self.piece_of(self.graph.maker[value])
+
+    @cached_property
+    def channels(self) -> dict[Channel, tuple[str, ...]]:
+        """Which values each channel carries, in the order in which they are made."""
+        carried: dict[Channel, list[str]] = {}
+        for target, values in self._sent.items():
+            for value in values:
+                carried.setdefault((self._maker(value), target), []).append(value)
         return {channel: tuple(values) for channel, values in sorted(carried.items())}
+
+    def views(self, piece: int) -> frozenset[str]:
+        """Values of other pieces that a piece makes itself: views of what it gets or the model is given."""
+        found, sent = set[str](), set(self._sent.get(piece, ()))
+        for value in self._used.get(piece, ()):
+            while value not in sent and value not in found and self.graph.maker[value] >= 0:
+                found.add(value)
+                value = self.graph.views[value]
+        return frozenset(found)
 
     def gradients(self, channel: Channel) -> tuple[str, ...]:
         """Of which of its values gradients come back."""

@@ -27,6 +27,7 @@ from carme_runtime.graph import Graph, Timing, Value
 from carme_runtime.out_of_core import host_room, seconds_waited
 from carme_runtime.out_of_core.watch import Storage
 from carme_runtime.torch.traced import Traced, resized, with_values
+from carme_runtime.torch.views import views_of
 
 _MOST_REPEATS = 7
 _MOST_ACCUMULATED = 64 << 20  # bytes of gradients to which others are added: more than caches hold
@@ -80,6 +81,7 @@ def measured(
         name: dataclasses.replace(value, per_sample=value.bytes != smallest[name].bytes)
         for name, value in largest.described.items()
     }
+    views = views_of(traced, largest.within)
     operators = tuple(
         dataclasses.replace(
             operator,
@@ -88,6 +90,7 @@ def measured(
             held_bytes=largest.held[operator.name],
             holds=largest.holds[operator.name],
             within=largest.within.get(operator.name, ""),
+            view_of=views.get(operator.name, ""),
             workspace_bytes=largest.workspace.get(operator.name, 0),
             backward_bytes=largest.backward.get(operator.name, 0),
         )

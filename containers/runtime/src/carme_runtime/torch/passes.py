@@ -27,6 +27,7 @@ from carme_runtime.torch import messages
 from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.calls import Called
 from carme_runtime.torch.evaluation import Constants, evaluated
+from carme_runtime.torch.frozen import Frozen
 from carme_runtime.torch.pieces import (
     Later,
     Piece,
@@ -106,6 +107,7 @@ class Passes:
         self._stage = ranks.index(run.rank)
         self._statistics, self._later = Statistics(), Later()
         self._pieces, self._shapes = self._own_pieces(), InputShapes(traced)
+        self._frozen = Frozen(traced.graph, (v for values in plan.pieces.channels.values() for v in values))
         self._evaluating: dict[int, Piece] = {}
         operators = traced.graph.operators
         self._own_operators = {operators[at].name for p in self._pieces for at in plan.pieces.span(p)}
@@ -148,6 +150,7 @@ class Passes:
         self._check_whole()
         self._check(batch)
         self._check_size(batch)
+        self._frozen.check(self._traced.model)
         _check_targets(len(batch[0]), targets)
         counts = self._counts(len(batch[0]) if counted is None else counted)
         self._failed = True  # until all is well
@@ -177,6 +180,8 @@ class Passes:
         self._check(batch)
         if shapes is None:
             self._check_size(batch)
+        if torch.is_grad_enabled():
+            self._frozen.check(self._traced.model)
         self._check_outputs(len(batch[0]))
         samples = len(batch[0]) if counted is None else counted
         counts = self._counts(samples, all_replicas=shapes is None)

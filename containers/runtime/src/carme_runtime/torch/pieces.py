@@ -17,7 +17,6 @@ import torch
 from torch import fx, nn
 
 from carme_runtime.pipeline import Pieces
-from carme_runtime.pipeline.pieces import plain
 from carme_runtime.torch.traced import Traced, is_dropout
 
 _BATCH_NORM = torch.ops.aten.batch_norm.default
@@ -106,7 +105,8 @@ class _Maker:
         self._copies: dict[str, fx.Node] = {}
         self._placeholders: dict[tuple[str, str], fx.Node] = {}
         self._places = {operator.name: place for place, operator in enumerate(traced.graph.operators)}
-        self._plain = plain(traced.graph)
+        # What any piece can make itself, and what this one makes again.
+        self._plain, self._views = traced.graph.plain, pieces.views(number)
         self._body: list[Any] = []
 
     def piece(self) -> Piece:
@@ -148,7 +148,8 @@ class _Maker:
             name = self._traced.tensors.get(node.name)
             return self._give("input", node.name) if name is None else self._give("parameter", name)
         piece = self._pieces.piece_of(self._places[node.name]) if node.name in self._places else self._number
-        if node.op == "get_attr" or node.name in self._plain or piece == self._number:
+        is_own = node.op == "get_attr" or piece == self._number
+        if is_own or node.name in self._plain or node.name in self._views:
             return self._copy(node)
         return self._give("value", node.name)
 
@@ -302,11 +303,12 @@ class _LinearLater(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # pyright: ignore
         x, weight = ctx.saved_tensors
-        bias = ctx.bias
+        bias, trains = ctx.bias, ctx.needs_input_grad[2]
 
         def weights() -> None:
             rows = gradient.reshape(-1, gradient.shape[-1])
-            _add(weight, rows.t() @ x.reshape(-1, x.shape[-1]))
+            if trains:  # it may have been frozen since the pipeline was made
+                _add(weight, rows.t() @ x.reshape(-1, x.shape[-1]))
             if bias is not None and bias.requires_grad:
                 _add(bias, rows.sum(0))
 
@@ -326,7 +328,7 @@ class _ConvLater(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # pyright: ignore
         x, weight = ctx.saved_tensors
-        bias = ctx.bias
+        bias, trains = ctx.bias, ctx.needs_input_grad[2]
         stride, padding, dilation, groups = ctx.options
 
         def passed(mask: list[bool]) -> Any:
@@ -337,8 +339,9 @@ class _ConvLater(torch.autograd.Function):
 
         def weights() -> None:
             with_bias = bias is not None and bias.requires_grad
-            _, of_weight, of_bias = passed([False, True, with_bias])
-            _add(weight, of_weight)
+            _, of_weight, of_bias = passed([False, trains, with_bias])
+            if trains:
+                _add(weight, of_weight)
             if bias is not None and with_bias:
                 _add(bias, of_bias)
 

@@ -4,6 +4,7 @@
 # pyright: reportMissingImports=false
 
 import functools
+import gc
 import os
 import time
 from collections.abc import Sequence
@@ -95,12 +96,16 @@ def disk_of(run: Run) -> Disk | None:
     return Disk(read_rate, write_rate) if read_rate and write_rate else None
 
 
-def save_memory(planned: Plan, stage: int) -> None:
+def save_memory(planned: Plan, stage: int, model: nn.Module) -> None:
     """Give back what other stages have, and let a stage that fits tightly take only what it needs.
 
-    The C library keeps freed tensors in a heap, whose holes may take as much again. From now on tensors are
-    mappings of their own then, which go back to the kernel when they are freed. That costs time.
+    Traced and measured models lie in cycles of references, and hold the weights of all stages until those are
+    collected. The C library keeps freed tensors in a heap, whose holes may take as much again. From now on
+    tensors are mappings of their own then, which go back to the kernel when they are freed. That costs time.
     """
+    gc.collect()
+    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        return
     if planned.memory and planned.stages[stage].memory_bytes > _TIGHT * planned.memory_of(stage):
         pages.map_large_blocks(_LARGE)
     pages.trim()

@@ -242,8 +242,7 @@ class Pipeline:
         self._keep_own(optimizer)
         self._states = self._states_of_stages()
         self._sharing = self._groups_of_shared()
-        if all(parameter.device.type == "cpu" for parameter in traced.model.parameters()):
-            save_memory(planned, self._stage)
+        save_memory(planned, self._stage, traced.model)
         self._passes = Passes(traced, planned, run, self._ranks, self._pipeline, self._arrivals)
         watch_clipping(self)
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from carme_runtime.torch.traced import Traced
-from carme_runtime.torch.tracing import viewed
+from carme_runtime.torch.views import viewed
 
 # Arguments that operators change although their schema does not say so.
 _CHANGED_IN_SECRET = {"running_mean", "running_var"}

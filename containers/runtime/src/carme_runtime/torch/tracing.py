@@ -17,6 +17,7 @@ from carme_runtime.graph import Graph, Operator, Parameter, Value
 from carme_runtime.logs import log
 from carme_runtime.torch.measuring import measured
 from carme_runtime.torch.traced import SelfTraced, Traced, is_dropout, resized
+from carme_runtime.torch.views import viewed
 
 COMPUTED = ("call_function", "call_method", "call_module")
 
@@ -294,11 +295,3 @@ def _beside(node: fx.Node, tensors: dict[str, str]) -> str:
 def _producer_of(node: Any, tensors: dict[str, str]) -> str:
     computed = isinstance(node, fx.Node) and node.op in COMPUTED and node.name not in tensors
     return node.name if computed else ""
-
-
-def viewed(node: fx.Node) -> fx.Node | None:
-    """What a node's result is a view of."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not any(result.alias_info is not None for result in schema.returns):
-        return None
-    return next((a for a in node.args if isinstance(a, fx.Node)), None)
