@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -86,6 +85,7 @@ def configure(folder: Path, port: int, backend: int, *, reloads: bool = False, *
         "reverse_proxy_site_port": port,
         "reverse_proxy_certificate_file": folder / "site.pem",
         "reverse_proxy_key_file": folder / "site-key.pem",
+        "reverse_proxy_ipv6": {"stat": {"exists": Path("/proc/net/if_inet6").exists()}},
         **variables,
     }
     make_certificate(folder, known["reverse_proxy_host"])
@@ -102,9 +102,7 @@ def configure(folder: Path, port: int, backend: int, *, reloads: bool = False, *
 
 
 def write(folder: Path, text: str, *, reloads: bool = False, limits: str = LIMITS) -> None:
-    """Write a configuration, and the nginx.conf that includes it; without IPv6 where there is none."""
-    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
-        text = "".join(line for line in text.splitlines(keepends=True) if "listen [::]" not in line)
+    """Write a configuration, and the nginx.conf that includes it."""
     (folder / "carme.conf").write_text(text)
     # Its workers must be able to read the folder of a test.
     master = f"{'user root; ' if os.geteuid() == 0 else ''}" if reloads else "master_process off;"

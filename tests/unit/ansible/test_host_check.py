@@ -124,8 +124,25 @@ def test_nodes_that_an_administrator_has_set_aside_are_named(
         check_host.nodes(["n3"])
     with pytest.raises(check_host.Wrong, match=r"^n4 is unknown; n3 is drained"):
         check_host.nodes(["n1", "n3", "n4"])
-    for state in ("drained*", "down", "idle*", "fail"):
+    for state in ("drained*", "down", "idle*", "fail", "down~", "planned*"):
         (tmp_path / "out").write_text(f"n1|{state}|Not responding\nn2|idle|none\n")
         with pytest.raises(check_host.Wrong) as caught:
             check_host.nodes(["n1", "n2"])
         assert str(caught.value) == f"n1 is {state}."
+
+
+def test_nodes_that_backfill_has_planned_or_that_are_asleep_are_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\ncat {tmp_path}/out\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "out").write_text("n1|planned|none\nn2|idle~|none\nn3|mixed#|none\nn4|drained~|fan\n")
+    assert check_host.nodes(["n1"]) == "1 nodes at work"
+    assert check_host.nodes(["n1", "n2", "n3", "n4"]) == (
+        "3 nodes at work; asleep by power saving: n2, n3; n4 is drained~ (fan)"
+    )
+    (tmp_path / "out").write_text("n1 gpu:4 planned\nn2 gpu:4 idle~\nn3 gpu:4 down~\n")
+    found = check_host.partition_nodes("gpu")
+    assert [node["name"] for node in found if node["usable"]] == ["n1", "n2"]
+    assert check_host.node_gpus("gpu") == {"n1": 4}, "nobody waits for a node that is switched on first"

@@ -52,6 +52,8 @@ RENDER = {
         }
     ],
 }
+#: What a task of the role reverse_proxy has found.
+REGISTERED = {"reverse_proxy_ipv6": {"stat": {"exists": True}}}
 ACME = "https://acme.example.org/directory"
 NO_NAME: dict[str, object] = {
     "reverse_proxy_acme_directory": ACME,
@@ -97,7 +99,7 @@ def render(
 ) -> Rendered:
     play = folder / "render.yml"
     play.write_text(json.dumps([RENDER]))
-    facts = ("-e", f"roles={ANSIBLE / 'roles'}", "-e", address)
+    facts = ("-e", f"roles={ANSIBLE / 'roles'}", "-e", address, "-e", json.dumps(REGISTERED))
     ((texts,),) = shown(playbook(*arguments, *facts, play)).values()
     for name, text in texts.items():
         (folder / name).write_text(text)

@@ -66,7 +66,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
         wanted: dict[str, Any] = {
             "host": "head", "head": True, "compute": False, "own_slurm": True, "cluster": "c1",
             "monitoring": False, "awaits_restore": False, "installs_slurm": False, "asks_directory": False,
-            "users_exist": False, "uids": {},
+            "users_exist": False, "uids": {}, "serves_database": False, "metrics_ports": {},
             "free_gib": 0,  # this machine's disk may be nearly full
             "partition": "gpu", "account": "research", "users": [{"name": "ada", "account": ""}],
             "nodes": ["gpu-01", "gpu-02"], "node": "gpu-01", "shared": [],
@@ -175,7 +175,7 @@ def test_a_python_that_suffices_for_ansible_alone_is_reported() -> None:
         "asks_directory": False,
         "users_exist": False,
     }
-    wanted |= {"users": [], "uids": {}, "monitoring": False}
+    wanted |= {"users": [], "uids": {}, "monitoring": False, "serves_database": False, "metrics_ports": {}}
     command = [sys.executable, "-c", code, str(PROGRAM), json.dumps(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     (found,) = (finding for finding in json.loads(done.stdout)["findings"] if finding["name"] == "python")
@@ -519,6 +519,12 @@ def test_what_carme_sets_up_itself_is_what_the_inventory_says(
     head, node = found["portal"], found["gpu-01.example.org"]
     assert (head["installs_slurm"], node["installs_slurm"]) == (True, False)
     assert (int(head["free_gib"]), int(node["free_gib"])) == (20, 5)
+    assert (head["serves_database"], node["serves_database"]) == (True, False)
+    assert node["metrics_ports"] == {"carme-node-exporter": 9750}
+    assert head["metrics_ports"] == {"carme-cluster-exporter": 9751}
+    prometheus = {"prometheus": 9090, "prometheus-alertmanager": 9093}
+    found = expected({"monitoring": ["portal"]})["portal"]
+    assert found["metrics_ports"] == {"carme-cluster-exporter": 9751} | prometheus
 
 
 def test_hosts_with_slurms_commands_need_a_slurm_that_carme_installs(

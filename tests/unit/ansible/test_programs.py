@@ -433,9 +433,9 @@ def test_what_a_partition_has_is_read_from_slurm(tmp_path: Path, monkeypatch: py
     (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert check_host.partition_nodes("gpu") == [
-        {"name": "gpu-01", "gpus": 4, "usable": True},
-        {"name": "gpu-02", "gpus": 3, "usable": True},
-        {"name": "cpu-01", "gpus": 0, "usable": False},
+        {"name": "gpu-01", "gpus": 4, "usable": True, "awake": True},
+        {"name": "gpu-02", "gpus": 3, "usable": True, "awake": True},
+        {"name": "cpu-01", "gpus": 0, "usable": False, "awake": True},
     ]
     assert "--partition=gpu" in (tmp_path / "asked").read_text()
     assert check_host.node_gpus("gpu") == {"gpu-01": 4, "gpu-02": 3}
@@ -446,7 +446,7 @@ def test_what_a_partition_has_is_read_from_slurm(tmp_path: Path, monkeypatch: py
 
 def test_the_head_asks_slurm_for_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_host, seen = load("validation", "check_host"), []
-    nodes = [{"name": f"gpu-{number}", "gpus": number, "usable": True} for number in range(2)]
+    nodes = [{"name": f"gpu-{number}", "gpus": number, "usable": True, "awake": True} for number in range(2)]
     monkeypatch.setattr(check_host, "partition_nodes", lambda name: nodes)
     monkeypatch.setattr(check_host, "nodes", lambda names: seen.append(names) or "at work")
     monkeypatch.setattr(check_host, "gpus", lambda *words: seen.append(words) or "apart")

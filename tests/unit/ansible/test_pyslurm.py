@@ -71,7 +71,7 @@ def run(playbook: Playbook, tmp_path: Path) -> Callable[..., tuple[bool, str]]:
     (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
 
     def run(requirement: object) -> tuple[bool, str]:
-        known = {"broker_pyslurm": str(requirement), "carme_venv": str(venv)}
+        known = {"broker_pyslurm": str(requirement), "carme_venv": str(venv), "carme_with_umask": []}
         words = ["-i", "portal,", "-c", "local", "-e", json.dumps(known)]
         done = playbook(*words, tmp_path / "play.yml")
         assert done.returncode == 0, done.stdout + done.stderr

@@ -260,6 +260,22 @@ async def test_the_portal_takes_a_part_of_a_file_and_no_more(door: Door) -> None
     assert (await door.put("/files/upload/", b"x" * (11 << 20)))[0] == 413
 
 
+@pytest.mark.parametrize("has_ipv6", [True, False])
+def test_addresses_of_version_6_are_named_only_where_the_kernel_has_them(
+    tmp_path: Path, has_ipv6: bool
+) -> None:
+    """Booted with ipv6.disable=1 it has none, and nginx would refuse its whole configuration."""
+    tasks = yaml.safe_load((real_nginx.ROLE / "tasks/main.yml").read_text())
+    names = [task["name"] for task in tasks]
+    (search,) = (task for task in tasks if task.get("register") == "reverse_proxy_ipv6")
+    assert search["ansible.builtin.stat"]["path"] == "/proc/net/if_inet6"
+    assert names.index(search["name"]) < names.index("Configure nginx")
+    found = {"stat": {"exists": has_ipv6}}
+    real_nginx.configure(tmp_path, 8443, 8100, reverse_proxy_port=443, reverse_proxy_ipv6=found)
+    listens = re.findall(r"listen (\S+?);? ", (tmp_path / "carme.conf").read_text())
+    assert listens == (["80", "[::]:80", "443", "[::]:443"] if has_ipv6 else ["80", "443"])
+
+
 @pytest.mark.parametrize("former", ["", "# Carme's, as it was.\n"])
 def test_a_site_that_nginx_does_not_accept_is_put_back(
     playbook: Callable[..., subprocess.CompletedProcess[str]],

@@ -14,7 +14,8 @@ from jinja2 import Environment
 
 from carme.backup.main import STARTED
 
-ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
+from .conftest import ANSIBLE, Playbook, show, shown
+
 ROLES = sorted(path for path in (ANSIBLE / "roles").iterdir() if path.is_dir())
 
 
@@ -214,8 +215,11 @@ def test_parts_that_were_installed_for_another_python_are_outdated(
     older, current = "lib/python3.1/site-packages/pip", f"lib/python{sys.version_info.major}"
     (venv / older).mkdir(parents=True)
     assert collect()["outdated"] == ["monitoring"]
-    (venv / f"{current}.{sys.version_info.minor}/site-packages/pip").mkdir(parents=True)
+    there = venv / f"{current}.{sys.version_info.minor}/site-packages/pip"
+    there.mkdir(parents=True)
     assert collect()["outdated"] == []
+    there.chmod(0o700)
+    assert collect()["outdated"] == ["monitoring"], "root's umask has closed it to others"
 
 
 @pytest.mark.parametrize("installs", [True, False])
@@ -307,3 +311,66 @@ def test_changes_that_restart_the_broker_are_found() -> None:
     (place,) = (number for number, task in enumerate(tasks) if task["name"] == "Start the broker")
     registered = {tasks[change].get("register") for change in changes_noticed(tasks[place], tasks[:place])}
     assert registered == {"broker_unit", "broker_home_unit", "broker_pyslurm_run", None}
+
+
+@pytest.mark.parametrize(
+    ("state", "answers"),
+    [
+        *((state, True) for state in ("IDLE", "MIXED+PLANNED", "IDLE+PLANNED", "ALLOCATED+COMPLETING")),
+        *((state, True) for state in ("IDLE+DRAIN", "MIXED+DRAIN", "IDLE+MAINTENANCE", "IDLE+RESERVED")),
+        *((state, False) for state in ("DOWN", "DOWN+DRAIN", "UNKNOWN+NOT_RESPONDING", "IDLE*", "FUTURE")),
+        *((state, False) for state in ("IDLE+DRAIN+NOT_RESPONDING", "IDLE+DRAIN+INVALID_REG")),
+        *((state, False) for state in ("IDLE+CLOUD+POWERED_DOWN", "MIXED+POWERING_UP", "IDLE+REBOOT_ISSUED")),
+    ],
+)
+def test_a_run_waits_for_a_node_that_answers_and_not_for_one_that_takes_jobs(
+    state: str, answers: bool
+) -> None:
+    """Otherwise one node that an administrator has drained would end the run for the whole site."""
+    tasks = yaml.safe_load((ANSIBLE / "roles/slurm_node/tasks/main.yml").read_text())
+    (task,) = (each for each in tasks if "until" in each)
+    # sinfo names no node that is in no partition.
+    assert task["ansible.builtin.command"]["argv"][0] == "scontrol"
+    environment = Environment(autoescape=False)
+    environment.tests["match"] = lambda text, pattern: bool(re.match(pattern, text))
+    line = f"NodeName=n1 Arch=x86_64 State={state} ThreadsPerCore=1 Reason=was State=IDLE then [root@now]\n"
+    condition = environment.compile_expression(task["until"])
+    assert condition(slurm_node_state={"stdout": line}, **task["vars"]) == answers
+
+
+POLICY = """base-files:
+  Installed: 13.8
+  Candidate: 13.8+deb13u2
+  Version table:
+     13.8+deb13u2 500
+        500 http://security.debian.org/debian-security trixie-security/main amd64 Packages
+ *** 13.8 500
+        {priority} {source} trixie/main amd64 Packages
+        100 /var/lib/dpkg/status
+"""
+
+
+def test_the_mirror_of_a_host_is_the_one_of_its_system(playbook: Playbook, tmp_path: Path) -> None:
+    """Sources of others, such as a driver's, come first in apt's list and may have the same codename."""
+    tasks = yaml.safe_load((ANSIBLE / "roles/base/tasks/packages-Debian.yml").read_text())
+    (block,) = (task["block"] for task in tasks if "base_mirror" in str(task))
+    assert block[0]["ansible.builtin.command"]["argv"] == ["apt-cache", "policy", "base-files"]
+    sources = {
+        "http://deb.debian.org/debian": "http://deb.debian.org/debian",
+        "https://mirror.example.org/pub/debian": "https://mirror.example.org/pub/debian",
+        "file:/srv/mirror": "",
+    }
+    play = {
+        "hosts": "portal",
+        "gather_facts": False,
+        "vars_files": [str(ANSIBLE / "roles/base/vars/main.yml")],
+        "tasks": [
+            show("base_mirror")
+            | {"vars": {"base_policy": {"stdout": POLICY.format(source=source, priority=priority)}}}
+            for source in sources
+            for priority in (500, -1)
+        ],
+    }
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    found = shown(playbook("-i", "portal,", "-c", "local", tmp_path / "play.yml"))["portal"]
+    assert found == [mirror for mirror in sources.values() for _priority in range(2)]

@@ -2,6 +2,7 @@
 # Installs Apptainer from a suite that is no source of this host: install_apptainer.sh SUITE MIRROR.
 # apt reads sources, pinning and lists from a folder of our own, so nothing of it stays, also if this fails or is killed.
 set -eu
+umask 022  # apt reads what follows as an account of its own
 suite=$1 mirror=$2
 case "$suite" in "" | *[!a-z0-9-]*) echo "'$suite' is not the name of a suite." >&2; exit 2 ;; esac
 case "$mirror" in http://* | https://*) ;; *) echo "The host's package mirror ('$mirror') is not known; install Apptainer by hand." >&2; exit 2 ;; esac

@@ -223,6 +223,10 @@ def checks(wanted):
         table.append(("users", users))
     if wanted["installs_slurm"]:
         table.append(("slurm of the site", slurm.own_configuration))
+    if wanted["serves_database"]:
+        table.append(("mariadb", services.database))
+    if wanted["metrics_ports"]:
+        table.append(("ports of metrics", services.metrics_ports))
     if wanted["asks_directory"]:
         table.append(("directory", services.directory))
     if wanted["head"] or wanted["compute"]:

@@ -1,10 +1,10 @@
-"""What a host serves beside Carme: ports, nginx, Redis, Prometheus, SSSD, and which files are the site's."""
+"""What a host serves beside Carme (ports, nginx, Redis, Prometheus, MariaDB, SSSD), and the site's files."""
 
 import re
 import shutil
 from pathlib import Path
 
-from precheck_findings import WRITTEN_BY_ANSIBLE, Problem, output
+from precheck_findings import WRITTEN_BY_ANSIBLE, Problem, listed, output
 
 NGINX = "/etc/nginx/nginx.conf"
 #: Files of other programs that roles would write.
@@ -15,18 +15,23 @@ FOREIGN_FILES = (
     *("/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"),
     *("/etc/slurm/job_container.conf", "/etc/slurm/slurmdbd.conf"),
 )
+#: Addresses of sockets that take a port on every address.
+ANYWHERE = ("*", "0.0.0.0", "[::]")
+#: Databases that each MariaDB has, or the role slurm_database makes.
+OUR_DATABASES = {"information_schema", "mysql", "performance_schema", "sys", "test", "slurm_acct_db"}
 
 
-def listener(port):
-    """The names of the programs that listen on a TCP port; None where that cannot be found out."""
+def sockets(port):
+    """The lines of ss about sockets that listen on a TCP port; empty where that cannot be found out."""
     shown = output(
         "ss", "--no-header", "--tcp", "--listening", "--numeric", "--processes", "sport", "=", f":{port}"
     )
-    return (
-        None
-        if shown is None
-        else sorted(set(re.findall(r'\(\("([^"]+)"', shown)) or ({"?"} if shown.strip() else ()))
-    )
+    return [line for line in (shown or "").splitlines() if line.strip()]
+
+
+def listener(lines):
+    """The names of the programs in lines of ss."""
+    return sorted(set(re.findall(r'\(\("([^"]+)"', "\n".join(lines))) or ({"?"} if lines else ()))
 
 
 def ports(wanted):
@@ -34,7 +39,7 @@ def ports(wanted):
     taken = []
     installed = Path("/etc/carme/carme.toml").exists()
     for port in wanted["ports"]:
-        programs = listener(port)
+        programs = listener(sockets(port))
         if not programs or (programs == ["nginx"] and port in wanted["site_ports"]):
             continue
         if not installed or port in wanted["site_ports"]:
@@ -45,6 +50,34 @@ def ports(wanted):
             "Stop these programs, or give carme_site_url another port (https://HOST:PORT).",
         )
     return "free, or nginx's"
+
+
+def metrics_ports(wanted):
+    """The ports of exporters and Prometheus must be free, or their units'.
+
+    Those units listen on 127.0.0.1, but on a compute node on its address in the network.
+    """
+    taken = []
+    for unit, port in sorted(wanted["metrics_ports"].items()):
+        local = unit != "carme-node-exporter"
+        lines = [line for line in sockets(port) if _collides(line, local)]
+        process = (output("systemctl", "show", "--property=MainPID", "--value", unit) or "").strip()
+        if lines and not re.search(rf"\bpid={process or 0}\b", "\n".join(lines)):
+            taken.append("port {} by {}, but {} needs it".format(port, ", ".join(listener(lines)), unit))
+    if taken:
+        raise Problem(
+            "In use are: {}.".format("; ".join(taken)),
+            "Stop these programs, or give them other ports: those of Carme's metrics are fixed. A port by "
+            "systemd is a socket unit's (Cockpit has 9090: 'systemctl edit cockpit.socket'). Or install "
+            "without: no host in the group 'monitoring' (Prometheus), --skip-tags monitoring (all metrics).",
+        )
+    return "free, or ours"
+
+
+def _collides(line, local):
+    """Whether a socket of ss is in the way of one on 127.0.0.1 (local), or of one on another address."""
+    address = line.split()[3].rpartition(":")[0]
+    return address in ANYWHERE or (address.startswith("127.") or address == "[::1]") == local
 
 
 def other_sites(site_files, root=Path("/etc/nginx")):
@@ -118,6 +151,32 @@ def prometheus(wanted):
             "(docs/admins/monitoring.md).",
         )
     return "ours, or as it came"
+
+
+def database(wanted, folders=(Path("/etc/mysql/mariadb.conf.d"), Path("/etc/my.cnf.d"))):
+    """A MariaDB that serves others must not be closed to the network for Slurm's accounting."""
+    files = [folder / "90-slurm.cnf" for folder in folders]
+    written = [path.read_text(errors="replace") for path in files if path.exists()]
+    if not wanted["database_configure"] or any(map(WRITTEN_BY_ANSIBLE.search, written)):
+        return "ours, or left as it is"
+    if (output("systemctl", "is-active", "mariadb", always=True) or "").strip() != "active":
+        return "none runs"
+    shown = output("mariadb", "--batch", "--skip-column-names", "--execute", "SHOW DATABASES")
+    if shown is None:
+        raise Problem(
+            "MariaDB runs here, and root cannot log in to it through its socket ('mariadb' as root).",
+            "Let root do so (ALTER USER root@localhost IDENTIFIED VIA unix_socket), or put another host into "
+            "the group slurm_database.",
+        )
+    foreign = sorted(set(shown.split("\n")) - OUR_DATABASES - {""})
+    if foreign:
+        raise Problem(
+            f"MariaDB on this host has databases of others: {listed(foreign)}. Carme would close its port, "
+            "set its memory and restart it.",
+            "Put another host into the group slurm_database, or set slurm_database_configure to false: "
+            "MariaDB's configuration then stays as it is, and Slurm's accounting uses its socket.",
+        )
+    return "serves nobody else"
 
 
 def directory(wanted):

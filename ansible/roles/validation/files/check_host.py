@@ -30,8 +30,9 @@ GROUPS = {
     "hub-api-token": "carme",
 }
 FS_IOC_GETFLAGS, FS_APPEND_FL = 0x80086601, 0x20  # linux/fs.h
-AT_WORK = {"idle", "mixed", "allocated", "reserved", "completing"}
+AT_WORK = {"idle", "mixed", "allocated", "reserved", "completing", "planned"}
 SET_ASIDE = {"drained", "draining", "maint"}  # and in contact: a node that is not has an asterisk
+SAVING_POWER = "~#%!"  # after a state: switched off, being switched on or off, or about to be; jobs start it
 GPU_JOBS = 8  # that examine GPUs at the same time: sites limit how many jobs a user has
 GPU_SECONDS = 600.0  # in which they begin
 WAIT_SECONDS = 60  # that one of them waits for a free GPU
@@ -157,27 +158,41 @@ def append_only(path: Path) -> str:
     return "append-only" if flags & FS_APPEND_FL else f"{path} is not marked append-only"
 
 
+def bare(state: str) -> str:
+    """A node's state without power saving, and without the minus sign of a job that is to have it next."""
+    return state.rstrip("-" + SAVING_POWER)
+
+
+def is_asleep(state: str) -> bool:
+    """Whether power saving has the node switched off, or is switching it on or off."""
+    return state.rstrip("-").endswith(tuple(SAVING_POWER))
+
+
 def nodes(names: list[str]) -> str:
-    """Slurm must be able to use every node that an administrator has not set aside; those are named."""
+    """Slurm must be able to use every node that an administrator has not set aside; those are named.
+
+    It names also those that are asleep by power saving: Slurm switches them on for jobs.
+    """
     output = run("sinfo", "--noheader", "--Node", "--format=%N|%T|%E")
     found = dict.fromkeys(names, ("unknown", ""))
     for line in output.splitlines():
         name, state, reason = line.split("|", 2)
         if name in found:
             found[name] = (state.strip(), reason.strip())
-    # A minus sign only says that a waiting job is to have the node next.
-    off = {name: (state, why) for name, (state, why) in found.items() if state.rstrip("-") not in AT_WORK}
-    aside = {name: words for name, words in off.items() if words[0] in SET_ASIDE}
+    off = {name: (state, why) for name, (state, why) in found.items() if bare(state) not in AT_WORK}
+    aside = {name: words for name, words in off.items() if bare(words[0]) in SET_ASIDE}
     bad = [f"{name} is {state}" for name, (state, _why) in off.items() if name not in aside]
     if bad or len(off) == len(names):
         bad += [f"{name} is {state} ({why})" for name, (state, why) in aside.items()]
         raise Wrong("; ".join(bad) + ".")
     left = "".join(f"; {name} is {state} ({why})" for name, (state, why) in aside.items())
-    return f"{len(names) - len(off)} nodes at work{left}"
+    asleep = [name for name, (state, _why) in found.items() if name not in off and is_asleep(state)]
+    saving = f"; asleep by power saving: {shortened(asleep)}" if asleep else ""
+    return f"{len(names) - len(off)} nodes at work{saving}{left}"
 
 
 def partition_nodes(partition: str) -> list[dict[str, Any]]:
-    """The nodes of a partition, how many GPUs each has, and whether it is at work; Wrong where none is."""
+    """The nodes of a partition: how many GPUs, whether at work and awake; Wrong where none is at work."""
     form = "--Format=NodeList:256,Gres:512,StateLong:64"
     output = run("sinfo", "--noheader", "--Node", f"--partition={partition}", form)
     found = {}
@@ -185,7 +200,12 @@ def partition_nodes(partition: str) -> list[dict[str, Any]]:
         name, gres, state = line.split()
         # gpu:a100:4(S:0-1),gpu:2; a comma within brackets distinguishes sockets.
         counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:([0-9]+)(?=[,(]|$)", gres)
-        found[name] = {"name": name, "gpus": sum(map(int, counts)), "usable": state.rstrip("-") in AT_WORK}
+        found[name] = {
+            "name": name,
+            "gpus": sum(map(int, counts)),
+            "usable": bare(state) in AT_WORK,
+            "awake": not is_asleep(state),
+        }
     if not any(node["usable"] for node in found.values()):
         raise Wrong(
             f"The partition {partition} has no node at work; 'sinfo --partition={partition}' says more."
@@ -194,9 +214,12 @@ def partition_nodes(partition: str) -> list[dict[str, Any]]:
 
 
 def node_gpus(partition: str) -> dict[str, int]:
-    """How many GPUs each node of a partition has that is at work and has any."""
+    """How many GPUs each node of a partition has that is at work, awake and has any."""
+    # A job on each of those that sleep would switch the whole cluster on, and wait minutes for it.
     return {
-        node["name"]: node["gpus"] for node in partition_nodes(partition) if node["usable"] and node["gpus"]
+        node["name"]: node["gpus"]
+        for node in partition_nodes(partition)
+        if node["usable"] and node["awake"] and node["gpus"]
     }
 
 
