@@ -5,20 +5,21 @@
  *   gpu uuid=amd-0 render=128 kfd=1000 util=50 used=1024 total=4096 power=300 energy=5000 temp=60
  *
  * Sizes in MiB, power in W, energy in J, utilization in per cent. `lost=1`: the GPU does not answer.
- * `old=1`: it reports mean power and has no energy counter. `hang=500`: milliseconds that each call takes. A
- * line `fail=34` makes initialisation fail with that error; a line `version=24` sets the library's version.
+ * `denied=1`: this account may not use it. `old=1`: it reports mean power and has no energy counter.
+ * `hang=500`: milliseconds that each call takes. A line `fail=34` makes initialisation fail
+ * with that error; a line `version=24` sets the library's version.
  * Two GPUs share a socket, which also has a processor. Layouts: AMD SMI C API reference, version 26.
  */
 #include <stdint.h>
 
 #include "simulated_gpus.h"
 
-enum { SUCCESS = 0, INVALID = 1, UNSUPPORTED = 2, NO_FILE = 14, NOT_INIT = 32 };
+enum { SUCCESS = 0, INVALID = 1, UNSUPPORTED = 2, DENIED = 10, NO_FILE = 14, NOT_INIT = 32 };
 enum { MAX_GPUS = 16 };
 
 typedef struct {
   char uuid[64];
-  double render, kfd, util, used, total, power, energy, temp, lost, old, hang;
+  double render, kfd, util, used, total, power, energy, temp, lost, denied, old, hang;
 } Gpu;
 
 static Gpu gpus[MAX_GPUS];
@@ -47,6 +48,7 @@ static void read_description(void) {
     gpu->energy = number(line, "energy", 1000);
     gpu->temp = number(line, "temp", 40);
     gpu->lost = number(line, "lost", 0);
+    gpu->denied = number(line, "denied", 0);
     gpu->old = number(line, "old", 0);
     gpu->hang = number(line, "hang", 0);
     count++;
@@ -60,6 +62,7 @@ static int find(void *handle, Gpu **gpu) {
   for (int i = 0; i < MAX_GPUS; i++) {
     if (handle != &handles[i]) continue;
     if (i >= count || gpus[i].lost > 0) return NO_FILE;
+    if (gpus[i].denied > 0) return DENIED;
     *gpu = &gpus[i];
     hang(gpus[i].hang);
     return SUCCESS;

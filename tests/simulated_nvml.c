@@ -7,14 +7,16 @@
  *       tensor=40 pids=12:100,13:200
  *
  * Sizes in MiB, power in W, energy in J, utilization in per cent. `lost=1`: the GPU has fallen off the bus.
- * `xid=79`: an error to report once. `throttle=64`: the bits of the throttle reasons. `ecc=3 ecc2=1`:
- * corrected and uncorrected errors. `nvlink=1`: it has NVLinks. `mig=2`: number of MIG instances. `hang=500`:
- * milliseconds that each call takes. A line `fail=9` makes initialisation fail with that error. Compiled with
- * UNCHANGING it reads the file once. Layouts: NVML API Reference Manual.
+ * `denied=1`: this account may not use it. `xid=79`: an error to report once. `throttle=64`: the bits of the
+ * throttle reasons. `ecc=3 ecc2=1`: corrected and uncorrected errors. `nvlink=1`: it has NVLinks. `mig=2`:
+ * number of MIG instances. `hang=500`: milliseconds that each call takes. A line `fail=9` makes
+ * initialisation fail with that error. Compiled with UNCHANGING it reads the file once. Layouts: NVML API
+ * Reference Manual.
  */
 #include "simulated_gpus.h"
 
-enum { SUCCESS = 0, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, TIMEOUT = 10, LOST = 15 };
+enum { SUCCESS = 0, INVALID = 2, UNSUPPORTED = 3, DENIED = 4, NOT_FOUND = 6, SMALL = 7 };
+enum { TIMEOUT = 10, LOST = 15 };
 enum { MAX_GPUS = 16, MAX_PIDS = 4096 };
 
 typedef struct { unsigned gpu, memory; } Rates;
@@ -39,7 +41,7 @@ typedef struct { unsigned version, count; void *first, *second; GpmMetric metric
 
 typedef struct {
   char uuid[64], pids[1 << 16];
-  int minor, lost, mig, xid, throttle, ecc, ecc2, nvlink;
+  int minor, lost, denied, mig, xid, throttle, ecc, ecc2, nvlink;
   double util, used, total, power, energy, temp, tensor, hang;
 } Gpu;
 
@@ -68,6 +70,7 @@ static void read_description(void) {
     text(line, "pids", gpu->pids, sizeof gpu->pids);
     gpu->minor = (int)number(line, "minor", count);
     gpu->lost = (int)number(line, "lost", 0);
+    gpu->denied = (int)number(line, "denied", 0);
     gpu->mig = (int)number(line, "mig", 0);
     gpu->xid = (int)number(line, "xid", 0);
     gpu->throttle = (int)number(line, "throttle", 0);
@@ -124,6 +127,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **to) {
   read_description();
   if ((int)index >= count) return INVALID;
   if (gpus[index].lost) return LOST;
+  if (gpus[index].denied) return DENIED;
   *to = &handles[index];
   return SUCCESS;
 }

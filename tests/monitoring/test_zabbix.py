@@ -179,6 +179,33 @@ def test_values_of_a_node_arrive_and_a_lost_gpu_is_a_problem_until_it_is_back(
     server.picture(names["GPU 0: use"], pictures / "zabbix.png")
 
 
+def test_errors_of_a_gpu_are_problems_from_the_first_on_and_a_reset_is_none(
+    server: Zabbix, node: str, gpus: Gpus
+) -> None:
+    host = add(server, templates.NODE, node, "one with errors")
+    ecc, xid = "carme.gpu.ecc[GPU-1]", "carme.gpu.xid[GPU-1]"
+
+    def known(key: str, value: float) -> None:
+        reported = f"{key} is {value:g}"
+        wait_until(reported, lambda: values(server, host).get(key) == value, timeout=PATIENCE)
+
+    def reported() -> set[str]:
+        """All problems there ever were: those of a moment are over when somebody looks."""
+        return {event["name"] for event in server.ask("event.get", hostids=host, value=1)}
+
+    gpus.show("util=70", "util=0 ecc2=5")
+    known(ecc, 5)
+    known(xid, 0)
+    gpus.show("util=70", "util=0 ecc2=0")
+    known(ecc, 0)
+    assert not {name for name in reported() if "memory errors" in name or "driver reports" in name}
+    gpus.show("util=70", "util=0 ecc2=1 xid=48")
+    for name in ("GPU 1 of {} has memory errors", "The driver reports errors of GPU 1 of {}"):
+        problem = name.format("one with errors")
+        wait_until(problem, lambda problem=problem: problem in reported(), timeout=PATIENCE)
+    gpus.show("util=70", "util=0")
+
+
 def test_a_server_that_was_away_goes_on_and_invents_nothing(server: Zabbix, node: str, gpus: Gpus) -> None:
     host = add(server, templates.NODE, node, "one that waits")
     key, lost = "carme.gpu.utilization[GPU-0]", "GPU 1 of one that waits does not answer any more"

@@ -54,10 +54,17 @@ def _quantile(share: float, histogram: str) -> str:
     return f"histogram_quantile({share}, sum by (le) (rate({histogram}_bucket[1h])))"
 
 
+def _rate(name: str, matcher: str) -> str:
+    """Growth in each second of what is there now: what has ended would show for two minutes more."""
+    series = f"{name}{{{matcher}}}"
+    return f"(rate({series}[2m]) and {series})"
+
+
 _JOB = 'jobid="$jobid"'
 _NODE = 'node="$node"'
 _USER = 'user="$user"'
 _ACCOUNT = 'account="$account"'
+_ACCOUNT_GPU = f"carme_job_gpu_utilization_ratio{{{_ACCOUNT}}}"
 
 BOARDS: dict[str, Board] = {
     "carme-cluster": Board(
@@ -149,7 +156,7 @@ BOARDS: dict[str, Board] = {
             Panel(
                 "Processors by job",
                 {
-                    f"sum by (jobid, user) (rate(carme_job_cpu_seconds_total{{{_NODE}}}[2m]))": (
+                    f"sum by (jobid, user) {_rate('carme_job_cpu_seconds_total', _NODE)}": (
                         "{{jobid}} {{user}}"
                     )
                 },
@@ -193,7 +200,7 @@ BOARDS: dict[str, Board] = {
             Panel(
                 "Processors",
                 {
-                    f"sum by (node) (rate(carme_job_cpu_seconds_total{{{_JOB}}}[2m]))": "{{node}} used",
+                    f"sum by (node) {_rate('carme_job_cpu_seconds_total', _JOB)}": "{{node}} used",
                     f"carme_job_cpus{{{_JOB}}}": "{{node}} allotted",
                 },
             ),
@@ -208,8 +215,8 @@ BOARDS: dict[str, Board] = {
             Panel(
                 "Disks",
                 {
-                    f"rate(carme_job_io_read_bytes_total{{{_JOB}}}[2m])": "{{node}} read",
-                    f"rate(carme_job_io_written_bytes_total{{{_JOB}}}[2m])": "{{node}} written",
+                    _rate("carme_job_io_read_bytes_total", _JOB): "{{node}} read",
+                    _rate("carme_job_io_written_bytes_total", _JOB): "{{node}} written",
                 },
                 "Bps",
             ),
@@ -217,21 +224,21 @@ BOARDS: dict[str, Board] = {
             Panel(
                 "Training: share of time for which ranks waited",
                 {
-                    f"rate(carme_training_wait_seconds_total{{{_JOB}}}[2m]) / ignoring (cause) group_left "
-                    f"rate(carme_training_seconds_total{{{_JOB}}}[2m])": "rank {{rank}} for {{cause}}"
+                    f"{_rate('carme_training_wait_seconds_total', _JOB)} / ignoring (cause) group_left () "
+                    f"{_rate('carme_training_seconds_total', _JOB)}": "rank {{rank}} for {{cause}}"
                 },
                 _SHARE,
             ),
             Panel(
                 "Training: samples in each second",
-                {f"rate(carme_training_samples_total{{{_JOB}}}[2m])": "rank {{rank}}"},
+                {_rate("carme_training_samples_total", _JOB): "rank {{rank}}"},
                 stacked=True,
             ),
             Panel(
                 "Training: time of a step",
                 {
-                    f"rate(carme_training_seconds_total{{{_JOB}}}[2m]) / "
-                    f"rate(carme_training_steps_total{{{_JOB}}}[2m])": "rank {{rank}}"
+                    f"{_rate('carme_training_seconds_total', _JOB)} / "
+                    f"{_rate('carme_training_steps_total', _JOB)}": "rank {{rank}}"
                 },
                 "s",
             ),
@@ -258,7 +265,7 @@ BOARDS: dict[str, Board] = {
             Panel(
                 "Processors used, of those allotted",
                 {
-                    f"sum by (jobid) (rate(carme_job_cpu_seconds_total{{{_USER}}}[2m])) / "
+                    f"sum by (jobid) {_rate('carme_job_cpu_seconds_total', _USER)} / "
                     f"sum by (jobid) (carme_job_cpus{{{_USER}}})": "{{jobid}}"
                 },
                 _SHARE,
@@ -302,16 +309,15 @@ BOARDS: dict[str, Board] = {
                 "GPUs that did nothing for a quarter of an hour, by job",
                 {
                     "sum by (jobid, user) "
-                    f"(max_over_time(carme_job_gpu_utilization_ratio{{{_ACCOUNT}}}[15m]) <bool 0.05)": (
-                        "{{jobid}} {{user}}"
-                    )
+                    f"((max_over_time({_ACCOUNT_GPU}[15m]) and {_ACCOUNT_GPU} and {_ACCOUNT_GPU} offset 15m)"
+                    " <bool 0.05)": "{{jobid}} {{user}}"
                 },
                 stacked=True,
             ),
             Panel(
                 "Processors used, of those allotted",
                 {
-                    f"sum by (user) (rate(carme_job_cpu_seconds_total{{{_ACCOUNT}}}[2m])) / "
+                    f"sum by (user) {_rate('carme_job_cpu_seconds_total', _ACCOUNT)} / "
                     f"sum by (user) (carme_job_cpus{{{_ACCOUNT}}})": "{{user}}"
                 },
                 _SHARE,
@@ -333,9 +339,9 @@ BOARDS: dict[str, Board] = {
             Panel(
                 "Training: share of time for which ranks waited, by job",
                 {
-                    f"sum by (jobid, cause) (rate(carme_training_wait_seconds_total{{{_ACCOUNT}}}[2m])) "
+                    f"sum by (jobid, cause) {_rate('carme_training_wait_seconds_total', _ACCOUNT)} "
                     "/ ignoring (cause) group_left "
-                    f"sum by (jobid) (rate(carme_training_seconds_total{{{_ACCOUNT}}}[2m]))": (
+                    f"sum by (jobid) {_rate('carme_training_seconds_total', _ACCOUNT)}": (
                         "{{jobid}} for {{cause}}"
                     )
                 },
@@ -350,7 +356,7 @@ BOARDS: dict[str, Board] = {
 _OPTIONS: dict[str, dict[str, Any]] = {
     "stat": {
         "reduceOptions": {"calcs": ["lastNotNull"]},
-        "graphMode": "area",
+        "graphMode": "none",
         "colorMode": "value",
         "justifyMode": "auto",
         "textMode": "auto",
@@ -421,6 +427,8 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
     if panel.kind == "timeseries":
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
         defaults["custom"] = {"stacking": stacking, "fillOpacity": 20 if panel.stacked else 0}
+    # A number is of now: over a range of time it would be the last one of that, however old.
+    moment = {"instant": True, "range": False} if panel.kind == "stat" else {}
     return {
         "id": number,
         "title": panel.title,
@@ -435,6 +443,7 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
                 "datasource": dict(_SOURCE),
                 "expr": expression,
                 "legendFormat": legend or "__auto",
+                **moment,
             }
             for place, (expression, legend) in enumerate(panel.queries.items())
         ],

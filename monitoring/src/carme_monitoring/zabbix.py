@@ -44,6 +44,7 @@ class Figure:
         pattern: Of the series, as Zabbix' Prometheus pattern.
         how: `value`, or a function over all series that fit.
         per_second: The counter's growth is reported instead of the counter.
+        zero_if_none: That the exporter has no such series means 0; else the last value stays.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Figure:
     units: str = ""
     how: str = "value"
     per_second: bool = False
+    zero_if_none: bool = False
     alarm: Alarm | None = None
 
 
@@ -114,7 +116,12 @@ TABLE: dict[str, Template] = {
         figures=[
             Figure("carme.jobs", "Jobs on the node", "carme_job_info", how="count"),
             Figure(
-                "carme.memory.used", "Memory that jobs use", "carme_job_memory_used_bytes", "B", how="sum"
+                "carme.memory.used",
+                "Memory that jobs use",
+                "carme_job_memory_used_bytes",
+                "B",
+                how="sum",
+                zero_if_none=True,
             ),
             Figure(
                 "carme.cpu",
@@ -122,8 +129,15 @@ TABLE: dict[str, Template] = {
                 "carme_job_cpu_seconds_total",
                 how="sum",
                 per_second=True,
+                zero_if_none=True,
             ),
-            Figure("carme.oom", "Processes ended for want of memory", "carme_job_oom_kills_total", how="sum"),
+            Figure(
+                "carme.oom",
+                "Processes ended for want of memory",
+                "carme_job_oom_kills_total",
+                how="sum",
+                zero_if_none=True,
+            ),
             Figure(
                 "carme.library",
                 "GPU libraries that fail or hang",
@@ -184,6 +198,8 @@ TABLE: dict[str, Template] = {
                         "errors that the driver reported",
                         f"carme_gpu_xid_errors_total{_GPU}",
                         how="sum",
+                        # The series begins with the first error, which is to be a change as well.
+                        zero_if_none=True,
                         alarm=Alarm(
                             "The driver reports errors of GPU {#GPU} of {HOST.NAME}",
                             "change({})>0",
@@ -197,7 +213,8 @@ TABLE: dict[str, Template] = {
                         _of_gpu("ecc_errors_total", kind="uncorrected"),
                         alarm=Alarm(
                             "GPU {#GPU} of {HOST.NAME} has memory errors",
-                            "max({},1h)>min({},1h)",
+                            # Growth alone: after a reset, which is what helps, it begins at 0.
+                            'changecount({},1h,"inc")>0',
                             "HIGH",
                             "Drain the node and reset the GPU.",
                         ),
@@ -356,10 +373,13 @@ def _item(template: str, figure: Figure, triggers: str) -> dict[str, Any]:
         "value" if figure.how == "value" else "function",
         "" if figure.how == "value" else figure.how,
     ]
-    steps: list[dict[str, Any]] = [
-        # A series that is not there now is no fault: a job has ended, a GPU does not report.
-        {"type": "PROMETHEUS_PATTERN", "parameters": cut, "error_handler": "DISCARD_VALUE"}
-    ]
+    # A series that is not there now is no fault: a job has ended, a GPU does not report.
+    otherwise = (
+        {"error_handler": "CUSTOM_VALUE", "error_handler_params": "0"}
+        if figure.zero_if_none
+        else {"error_handler": "DISCARD_VALUE"}
+    )
+    steps: list[dict[str, Any]] = [{"type": "PROMETHEUS_PATTERN", "parameters": cut, **otherwise}]
     if figure.per_second:
         steps.append({"type": "CHANGE_PER_SECOND", "parameters": [""], "error_handler": "DISCARD_VALUE"})
     if figure.units == "%":

@@ -168,6 +168,21 @@ def test_a_node_under_maintenance_takes_no_jobs() -> None:
     assert not parsing.usable("IDLE+MAINTENANCE+RESERVED") and not parsing.usable("IDLE+MAINT")
 
 
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [
+        ("IDLE+CLOUD+POWERED_DOWN", True),
+        ("ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP", True),
+        ("IDLE+CLOUD+POWERING_DOWN", False),
+        ("IDLE+DRAIN+POWERED_DOWN", False),
+        ("DOWN+CLOUD+POWERED_DOWN", False),
+        ("IDLE+CLOUD+NOT_RESPONDING", False),
+    ],
+)
+def test_a_node_that_power_saving_has_switched_off_takes_jobs(state: str, usable: bool) -> None:
+    assert parsing.usable(state) is usable
+
+
 # What it does
 
 

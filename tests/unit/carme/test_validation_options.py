@@ -63,6 +63,16 @@ def test_the_session_follows_from_what_the_site_has(
     assert session_size(wanted, CLUSTER, ADA, settings(**slurm)) == size
 
 
+def test_nodes_that_are_switched_off_count_only_where_no_other_is_at_work() -> None:
+    off = {"state": "IDLE+CLOUD+POWERED_DOWN"}
+    big = [node("g1", 1), node("g2", 4, **off), node("g3", 4, **off)]
+    for nodes, size in ((big, (1, 1)), (big[1:], (2, 2))):
+        found = session_size(
+            CheckOptions(partition="big"), CLUSTER.model_copy(update={"nodes": nodes}), ADA, settings()
+        )
+        assert (found.nodes, found.gpus_per_node) == size
+
+
 def test_without_accounting_slurm_chooses_the_account() -> None:
     assert session_size(CheckOptions(), CLUSTER, Access(user="ada"), settings()) == SessionSize(
         "cpu", None, 1, 0

@@ -75,6 +75,22 @@ def test_a_lost_gpu_is_shown_as_lost_and_comes_back(start: Starts, gpus: Path):
     assert exporter.values("carme_gpu_up") == [1, 1]
 
 
+def test_a_gpu_that_does_not_answer_at_first_is_lost_until_it_does(start: Starts, gpus: Path):
+    describe(gpus, "", "lost=1")
+    exporter = start(amd=gpus, arguments=["--gpu-retry", "0"])
+    for _ in range(2):
+        assert exporter.values("carme_gpu_up", uuid="amd-0") == [1]
+        assert exporter.values("carme_gpu_up", gpu="1") == [0]
+    describe(gpus, "", "")
+    assert exporter.values("carme_gpu_up") == [1, 1]
+    assert exporter.values("carme_gpu_up", uuid="amd-1") == [1]
+
+
+def test_a_gpu_that_the_exporter_may_not_use_is_not_lost(start: Starts, gpus: Path):
+    describe(gpus, "", "denied=1")
+    assert start(amd=gpus).values("carme_gpu_up") == [1]
+
+
 def test_a_driver_that_is_not_loaded_or_fails_is_a_state(start: Starts, gpus: Path):
     gpus.write_text("fail=34\n")
     exporter = start(amd=gpus)

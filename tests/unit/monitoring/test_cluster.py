@@ -95,6 +95,20 @@ def test_queues_are_counted_by_partition_state_and_reason():
     assert found["carme_queue_longest_wait_seconds", "gpu"] == pytest.approx(waited, abs=30)
 
 
+def test_a_queue_without_jobs_is_0_and_not_a_gap():
+    """A reader would show the last figure as the current one."""
+    site = Site()
+    site.show(job(1), waiting(2))
+    site.scrape()
+    site.show(job(1, state=JobState.COMPLETED))
+    found = site.scrape()
+    assert found["carme_queue_jobs", "gpu,pending"] == found["carme_queue_jobs", "gpu,running"] == 0
+    assert found["carme_queue_jobs", "old,pending"] == 0
+    # What is not known is no 0.
+    site.show(cluster=None)
+    assert not [name for name, _ in site.scrape() if name == "carme_queue_jobs"]
+
+
 def test_resources_are_counted_by_user():
     site = Site()
     site.show(
@@ -135,8 +149,18 @@ def test_nodes_and_gpus_of_the_cluster_are_counted():
     assert found["carme_cluster_cpus", ""] == 24
     assert found["carme_nodes", "down"] == 1
     assert found["carme_node_available", "n3"] == 0
+    assert found["carme_node_powered_on", "n3"] == 1
     assert found["carme_partition_nodes_available", "gpu"] == 2
     assert found["carme_partition_up", "old"] == 0
+
+
+def test_a_node_that_is_switched_off_takes_jobs():
+    off = Node(name="n4", state="IDLE+CLOUD+POWERED_DOWN", cpus=8, memory_mb=100, gpus={"a100": 4})
+    site = Site()
+    site.show(cluster=CLUSTER.model_copy(update={"nodes": [*CLUSTER.nodes, off]}))
+    found = site.scrape()
+    assert (found["carme_node_available", "n4"], found["carme_node_powered_on", "n4"]) == (1, 0)
+    assert found["carme_cluster_gpus_usable", "a100"] == 12
 
 
 def test_reservations_and_licences_are_reported():

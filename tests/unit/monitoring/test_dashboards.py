@@ -19,6 +19,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from carme_monitoring.dashboards import BOARDS, WIDTH, main, render
+from patience import HANG
 
 from .conftest import Starts
 from .metrics import exported
@@ -56,6 +57,66 @@ def test_every_query_requests_what_is_exported(start: Starts, tmp_path: Path):
         queries = [*expressions(render(uid, board)), *board.variables.values()]
         names = {name for query in queries for name in re.findall(r"\bcarme_\w+", query)}
         assert names <= known, f"{uid}: {sorted(names - known)}"
+
+
+def values(folder: Path, expression: str, series: dict[str, str], at: str, expected: dict[str, float]) -> str:
+    """What promtool says against an expression's values, by their labels; empty: these are the values.
+
+    Args:
+        series: Samples half a minute apart, in promtool's notation.
+        at: The time of the values.
+    """
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed; ./test unit fetches it")
+    samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
+    test = {
+        "interval": "30s",
+        "input_series": [{"series": name, "values": text} for name, text in series.items()],
+        "promql_expr_test": [{"expr": expression, "eval_time": at, "exp_samples": samples}],
+    }
+    file = folder / "test.json"
+    file.write_text(json.dumps({"rule_files": [], "tests": [test]}))
+    done = subprocess.run(
+        [promtool, "test", "rules", file], capture_output=True, text=True, check=False, timeout=HANG
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def queries(uid: str, title: str) -> list[str]:
+    """The expressions of a panel, with 7 for each variable."""
+    (panel,) = (panel for panel in BOARDS[uid].panels if panel.title.startswith(title))
+    return [re.sub(r"\$\w+", "7", expression) for expression in panel.queries]
+
+
+def test_gpus_that_did_nothing_are_those_of_jobs_that_run_and_did_for_so_long(tmp_path: Path):
+    """Not of one that ended within the quarter of an hour, or began in it."""
+    labels = 'account="7",user="ada",node="n1",gpu="0"'
+    series = {
+        f'carme_job_gpu_utilization_ratio{{jobid="{job}",{labels}}}': text
+        for job, text in {"1": "0x120", "2": "0x100 stale", "3": "_x100 0x20", "4": "0x100 1x20"}.items()
+    }
+    (expression,) = queries("carme-project", "GPUs that did nothing")
+    expected = {'{jobid="1",user="ada"}': 1.0, '{jobid="4",user="ada"}': 0.0}
+    assert not values(tmp_path, expression, series, "59m", expected)
+
+
+def test_the_work_of_a_job_that_has_ended_is_not_shown(tmp_path: Path):
+    labels = 'user="ada",node="7",mode="user"'
+    series = {
+        f'carme_job_cpu_seconds_total{{jobid="{job}",{labels}}}': text
+        for job, text in {"1": "0+30x40", "2": "0+30x36 stale"}.items()
+    }
+    (expression,) = queries("carme-node", "Processors by job")
+    assert not values(tmp_path, expression, series, "19m", {'{jobid="1",user="ada"}': 1.0})
+
+
+def test_a_number_is_of_now_and_not_the_last_one_that_was_known():
+    for uid, board in BOARDS.items():
+        for panel in render(uid, board)["panels"]:
+            for target in panel["targets"]:
+                assert target.get("instant", False) is (panel["type"] == "stat"), (uid, panel["title"])
+                assert target.get("range", True) is (panel["type"] != "stat"), (uid, panel["title"])
 
 
 @boards

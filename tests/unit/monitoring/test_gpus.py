@@ -139,6 +139,29 @@ def test_a_lost_gpu_is_shown_as_lost_and_comes_back(start: Starts, gpus: Path):
     assert exporter.values("carme_gpu_up") == [1, 1]
 
 
+def test_a_gpu_that_does_not_answer_at_first_is_lost_until_it_does(start: Starts, gpus: Path):
+    """As after a reboot with a GPU that has failed, or a start while one is being reset."""
+    describe(gpus, "", "lost=1")
+    exporter = start(gpus, ["--gpu-retry", "0"])
+    for _ in range(2):
+        assert exporter.values("carme_gpu_up", uuid="GPU-0") == [1]
+        assert exporter.values("carme_gpu_up", gpu="1") == [0]
+        assert exporter.values("carme_gpu_utilization_ratio", gpu="1") == []
+    describe(gpus, "", "")
+    assert exporter.values("carme_gpu_up") == [1, 1]
+    assert exporter.values("carme_gpu_up", uuid="GPU-1", gpu="1") == [1]
+    # Lost again, it keeps its name, though the library cannot query it when it is initialised anew.
+    describe(gpus, "", "lost=1")
+    for _ in range(3):
+        assert exporter.values("carme_gpu_up", gpu="1") == [0]
+        assert exporter.values("carme_gpu_up", uuid="GPU-1") == [0]
+
+
+def test_a_gpu_that_the_exporter_may_not_use_is_not_lost(start: Starts, gpus: Path):
+    describe(gpus, "", "denied=1")
+    assert start(gpus).values("carme_gpu_up") == [1]
+
+
 def test_driver_errors_are_counted_by_number(start: Starts, gpus: Path):
     describe(gpus, "")
     exporter = start(gpus)

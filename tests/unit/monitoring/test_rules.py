@@ -35,6 +35,7 @@ TRAINED = f'carme_training_seconds_total{{{JOB},rank="0"}}'
 WAITED = f'carme_training_wait_seconds_total{{{JOB},rank="0",cause="data"}}'
 PEAK, LIMIT = f"carme_job_memory_peak_bytes{{{JOB}}}", f"carme_job_memory_limit_bytes{{{JOB}}}"
 CARD = 'node="n1",gpu="0",uuid="GPU-0"'
+SHOWN = f"carme_gpu_up{{{CARD}}}"
 XID_79, XID_31 = (f'carme_gpu_xid_errors_total{{{CARD},xid="{number}"}}' for number in (79, 31))
 ECC = f'carme_gpu_ecc_errors_total{{{CARD},kind="uncorrected"}}'
 ROWS = f'carme_gpu_remapped_rows{{{CARD},kind="failed"}}'
@@ -44,11 +45,14 @@ STARTS_FAIL = 'carme_sessions_ended_total{ending="died_at_start"}'
 BOB = 'carme:exempt_user{user="bob"}'
 HEAT = f'carme_gpu_throttled{{{CARD},reason="hardware_thermal"}}'
 NODE = 'carme_node_available{node="n1"}'
+POWER = 'carme_node_powered_on{node="n1"}'
 UP = 'up{job="carme-nodes",node="n1"}'
 FREE = 'carme_cluster_gpus_usable{gpu_type="a100"}'
 HELD = 'carme_cluster_gpus_allocated{gpu_type="a100"}'
 WANTED = 'carme_queue_pending_gpus{gpu_type="a100",partition="gpu"}'
 EXEMPT = 'carme:exempt_user{user="ada"}'
+#: GPUs of the same job on another node.
+ELSEWHERE = [f"carme_job_gpu_utilization_ratio{{{GPU.format(n, n + 2)}}}".replace("n1", "n2") for n in (0, 1)]
 GIB = 1 << 30
 
 # A burst of half an hour a day, in samples five minutes apart.
@@ -63,13 +67,33 @@ CASES: list[Case] = [
     ("not yet an hour", {BUSY: "0x90"}, "50m", set()),
     ("used at the beginning", {BUSY: "1x20 0x70"}, "60m", set()),
     ("one of two idle", {BUSY: "0.9x90", SECOND: "0x90"}, "70m", {"CarmeGpuNeverUsed", "CarmeGpusUneven"}),
+    ("ended before its hour", {BUSY: "0x15 stale"}, "68m", set()),
     ("exempt", {BUSY: "0x90", EXEMPT: "1x90"}, "70m", set()),
     ("another is exempt", {BUSY: "0x90", BOB: "1x90"}, "70m", {"CarmeGpuNeverUsed"}),
     ("a burst a day", {f"5m:{BUSY}": BURSTS}, "47h", {"CarmeGpuIdle", "CarmeGpuNeverUsed"}),
     ("an idle week", {f"5m:{BUSY}": MORNINGS}, "194h", {"CarmeGpuIdle"}),
+    ("idle, and ended yesterday", {f"5m:{BUSY}": "0x24 stale"}, "24h45m", set()),
+    ("idle for a day, and ended", {f"5m:{BUSY}": "0x300 stale"}, "26h", set()),
+    ("idle for a week, and ended", {f"5m:{BUSY}": "0x2030 stale"}, "170h", set()),
+    ("idle around a gap", {f"5m:{BUSY}": "0x24 _x250 0x24"}, "24h30m", {"CarmeGpuNeverUsed"}),
+    ("idle around a gap of a week", {f"5m:{BUSY}": "0x24 _x1990 0x40"}, "169h30m", {"CarmeGpuNeverUsed"}),
     ("a day of work with pauses", {f"5m:{BUSY}": " ".join(["0.8x5 0x5"] * 40)}, "30h", set()),
     ("even ranks", {BUSY: "0.9x90", SECOND: "0.8x90"}, "70m", set()),
     ("uneven ranks", {BUSY: "0.95x90", SECOND: "0.2x90"}, "70m", {"CarmeGpusUneven"}),
+    ("uneven, and ended", {BUSY: "0.9x15 stale", SECOND: "0x15 stale"}, "42m", set()),
+    (
+        "a second run elsewhere",
+        {BUSY: "0.5x40 stale", SECOND: "0.5x40 stale"}
+        | {ELSEWHERE[0]: "_x42 0.9x15", ELSEWHERE[1]: "_x42 0x15"},
+        "56m",
+        set(),
+    ),
+    (
+        "loader, and ended",
+        {BUSY: "0.3x15 stale", CPU: "0+240x15 stale", CPUS: "4x15 stale"},
+        "42m",
+        set(),
+    ),
     ("loader", {BUSY: "0.3x90", CPU: "0+240x90", CPUS: "4x90"}, "70m", {"CarmeLoaderBound"}),
     ("busy GPUs and processors", {BUSY: "0.9x90", CPU: "0+240x90", CPUS: "4x90"}, "70m", set()),
     ("idle processors", {BUSY: "0.3x90", CPU: "0+60x90", CPUS: "4x90"}, "70m", set()),
@@ -77,13 +101,24 @@ CASES: list[Case] = [
     ("waits for data at first", {TRAINED: "0+60x20", WAITED: "0+36x20"}, "20m", set()),
     ("has its data", {TRAINED: "0+60x90", WAITED: "0+6x90"}, "70m", set()),
     ("a shell left open", {CPU: "0+1x400", CPUS: "8x400"}, "365m", {"CarmeCpusIdle"}),
+    ("GPUs not shown now", {CPU: "0+1x400", CPUS: "8x400", BUSY: "0.9x350 stale"}, "365m", set()),
     ("a job at work", {CPU: "0+400x400", CPUS: "8x400"}, "365m", set()),
     ("memory far below", {PEAK: f"{2 * GIB}x150", LIMIT: f"{64 * GIB}x150"}, "130m", {"CarmeMemoryUnused"}),
     ("memory well used", {PEAK: f"{40 * GIB}x150", LIMIT: f"{64 * GIB}x150"}, "130m", set()),
     ("little memory anyway", {PEAK: f"{GIB}x150", LIMIT: f"{8 * GIB}x150"}, "130m", set()),
     ("memory of a young job", {PEAK: f"{2 * GIB}x150", LIMIT: f"{64 * GIB}x150"}, "110m", set()),
+    (
+        "memory of a second run",
+        {
+            PEAK: f"{40 * GIB}x100 stale _x5 {2 * GIB}x40",
+            LIMIT: f"{64 * GIB}x100 stale _x5 {64 * GIB}x40",
+        },
+        "130m",
+        set(),
+    ),
     ("killed", {OOM: "0x5 1x5"}, "7m", {"CarmeOutOfMemory"}),
-    ("killed at once", {OOM: "1x30"}, "3m", {"CarmeOutOfMemory"}),
+    ("killed at once", {UP: "1x30", OOM: "_x12 1x9"}, "15m", {"CarmeOutOfMemory"}),
+    ("killed before a gap", {UP: "1x20 0x20 1x20", OOM: "1x20 stale _x20 1x20"}, "45m", set()),
     ("killed long ago", {OOM: "1x60"}, "50m", set()),
     ("lost", {f"carme_gpu_up{{{CARD}}}": "1x5 0x20"}, "10m", {"CarmeGpuLost"}),
     ("lost for a moment", {f"carme_gpu_up{{{CARD}}}": "1x5 0 1x20"}, "10m", set()),
@@ -92,18 +127,24 @@ CASES: list[Case] = [
     ("fallen off the bus", {XID_79: "_x5 1x5"}, "7m", {"CarmeGpuXid"}),
     ("once more", {XID_79: "1x40 2x5"}, "43m", {"CarmeGpuXid"}),
     ("an old one", {XID_79: "1x60"}, "50m", set()),
+    ("an old one after a gap", {SHOWN: "1x60 stale _x20 1x20", XID_79: "1x60 stale _x20 1x20"}, "85m", set()),
+    ("one of the gap", {SHOWN: "1x60 stale _x20 1x20", XID_79: "_x82 1x20"}, "85m", {"CarmeGpuXid"}),
+    ("after a restart", {SHOWN: "1x90", XID_79: "1x20 stale _x20 1x20"}, "45m", {"CarmeGpuXid"}),
     ("a program's mistake", {XID_31: "_x5 1x5"}, "7m", {"CarmeGpuXidOfAProgram"}),
     ("uncorrected", {ECC: "0x5 2x9"}, "10m", {"CarmeGpuMemoryErrors"}),
     ("corrected", {f'carme_gpu_ecc_errors_total{{{CARD},kind="corrected"}}': "0x5 2x9"}, "10m", set()),
     ("no spare rows", {ROWS: "1x9"}, "8m", {"CarmeGpuMemoryWearsOut"}),
     ("replaced rows", {f'carme_gpu_remapped_rows{{{CARD},kind="corrected"}}': "3x9"}, "8m", set()),
     ("throttled by heat", {HEAT: "1x20"}, "10m", {"CarmeGpuTooHot"}),
+    ("throttled by heat, and gone", {HEAT: "1x3 stale"}, "9m", set()),
     ("now and then", {HEAT: "1 0 0 0 1 0 0 0 1 0 0 0 1 0 0 0"}, "12m", set()),
     ("hot", {f'carme_gpu_temperature_celsius{{{CARD},sensor="gpu"}}': "96x20"}, "10m", {"CarmeGpuTooHot"}),
     ("left behind", {f"carme_gpu_foreign_processes{{{CARD}}}": "2x20"}, "15m", {"CarmeGpuForeignProcesses"}),
     ("drained", {NODE: "0x20"}, "15m", {"CarmeNodeUnavailable"}),
     ("exporter away", {NODE: "1x20", UP: "0x20"}, "10m", {"CarmeNodeExporterDown"}),
     ("node and exporter away", {NODE: "0x20", UP: "0x20"}, "8m", set()),
+    ("switched off", {NODE: "1x20", UP: "0x20", POWER: "0x20"}, "10m", set()),
+    ("on, exporter away", {NODE: "1x20", UP: "0x20", POWER: "1x20"}, "10m", {"CarmeNodeExporterDown"}),
     ("portal away", {'carme_service_up{service="portal"}': "0x5"}, "4m", {"CarmeServiceDown"}),
     ("portal restarts", {'carme_service_up{service="portal"}': "1 0 1 1 1"}, "4m", set()),
     ("cluster exporter away", {'up{job="carme-cluster"}': "0x9"}, "8m", {"CarmeClusterExporterDown"}),
@@ -111,6 +152,8 @@ CASES: list[Case] = [
     ("sessions fail", {STARTS_FAIL: "0+1x20"}, "16m", {"CarmeSessionsFail"}),
     ("sessions end", {STARTS_FAIL.replace("died_at_start", "stopped"): "0+9x20"}, "16m", set()),
     ("free", {FREE: "8x90", HELD: "2x90", WANTED: "4x90"}, "70m", {"CarmeGpusFreeWhileJobsWait"}),
+    ("free before Slurm was away",
+     {FREE: "8x90", HELD: "2x90", WANTED: "4x90", "carme_slurm_up": "1x5 0x90"}, "70m", {"CarmeSlurmAway"}),
     ("full", {FREE: "8x90", HELD: "8x90", WANTED: "4x90"}, "70m", set()),
     (
         "slow starts",

@@ -40,6 +40,44 @@ def test_identifiers_are_unique_stay_and_are_as_zabbix_wants_them() -> None:
     assert all(re.fullmatch(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}", uuid) for uuid in first)
 
 
+def figures() -> Iterator[zabbix.Figure]:
+    for template in zabbix.TABLE.values():
+        yield from template.figures
+        for discovery in template.discoveries:
+            yield from discovery.figures
+
+
+def test_a_counter_that_falls_is_no_problem() -> None:
+    """It falls when a GPU is reset, which is what the problem's advice is."""
+    expressions = {
+        figure.key.partition("[")[0]: figure.alarm.expression
+        for figure in figures()
+        if figure.alarm and "_total" in figure.pattern
+    }
+    assert expressions == {
+        "carme.gpu.xid": "change({})>0",
+        "carme.gpu.ecc": 'changecount({},1h,"inc")>0',
+    }
+
+
+def test_when_the_last_job_of_a_node_has_ended_nothing_stays_as_if_it_ran() -> None:
+    """A sum of no series is no value in Zabbix, which would go on with the last one."""
+    steps = {
+        item["key"]: item["preprocessing"][0]
+        for item in everything(zabbix.render())
+        if item.get("type") == "DEPENDENT" and item["key"].startswith("carme.")
+    }
+    summed = {
+        figure.key
+        for figure in figures()
+        if figure.how == "sum" and figure.pattern.startswith(("carme_job_", "carme_gpu_xid"))
+    }
+    assert len(summed) == 4
+    for key in summed:
+        assert (steps[key]["error_handler"], steps[key]["error_handler_params"]) == ("CUSTOM_VALUE", "0")
+    assert steps["carme.gpu.utilization[{#UUID}]"]["error_handler"] == "DISCARD_VALUE"
+
+
 def test_the_file_is_written_once(tmp_path: Path) -> None:
     file = tmp_path / "new/carme.json"
     assert zabbix.main(file) and not zabbix.main(file)

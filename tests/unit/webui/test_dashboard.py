@@ -43,6 +43,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         # The minutes to come, too: the test may take some.
         for at in range(now - 900, now + 900, 15):
             lines.append(f"carme_job_gpu_utilization_ratio{{{labels}}} {busy} {at}")
+    # A job of alice's that ended a while ago, which the averages reach back to.
+    labels = 'jobid="6",user="alice",node="n1",gpu="3"'
+    for at in range(now - 900, now - 400, 15):
+        lines.append(f"carme_job_gpu_utilization_ratio{{{labels}}} 0 {at}")
     job_labels = 'jobid="7",user="alice",node="n1"'
     for kind, name, value in (
         ("counter", "cpu_seconds_total", lambda at: 3 * (at - now + 900)),

@@ -45,6 +45,10 @@ class Partition(_FrozenModel):
         return qos not in self.qos if self.qos else qos in self.refused_qos
 
 
+#: Flags of a node that power saving has switched off, or is switching (sinfo(1)).
+_SWITCHED = {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"}
+
+
 class Node(_FrozenModel):
     """A compute node. Memory in MiB; GPUs by type (`gpu` where Slurm knows no type).
 
@@ -63,6 +67,11 @@ class Node(_FrozenModel):
     available: bool = True
     reason: str = ""
     features: list[str] = []
+
+    @property
+    def is_switched_on(self) -> bool:
+        """Whether it is on. One that power saving has switched off may be available all the same."""
+        return _SWITCHED.isdisjoint(self.state.split("+"))
 
 
 class Cluster(_FrozenModel):

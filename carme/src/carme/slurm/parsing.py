@@ -48,10 +48,11 @@ FAILED_NODE_FIELDS = ("JobIDRaw", "FailedNode")
 
 _NO_FIELDS: set[str] = set()  # of all jobs of the queue
 
+# Not POWERED_DOWN: Slurm gives such nodes to jobs, and switches them on (slurm.conf(5), ResumeProgram).
 _UNUSABLE = {
     *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT", "MAINTENANCE"),
     *("NOT_RESPONDING", "UNKNOWN"),
-    *("POWERING_DOWN", "POWERED_DOWN", "REBOOT_ISSUED", "REBOOT", "INVAL", "INVALID_REG", "PLANNED_DOWN"),
+    *("POWERING_DOWN", "REBOOT_ISSUED", "REBOOT", "INVAL", "INVALID_REG", "PLANNED_DOWN"),
 }
 
 
@@ -522,7 +523,10 @@ def _node(line: str) -> Node:
 
 def usable(state: str) -> bool:
     """Whether jobs may begin on a node in this state, such as `IDLE+DRAIN`."""
-    return not _state_words(state) & _UNUSABLE
+    words = _state_words(state)
+    if "POWERING_UP" in words:
+        words.discard("NOT_RESPONDING")  # it cannot yet; after ResumeTimeout Slurm takes it down
+    return not words & _UNUSABLE
 
 
 def unheard(state: str) -> bool:

@@ -46,7 +46,8 @@ def session_size(wanted: CheckOptions, cluster: Cluster, access: Access, setting
     """The session for a check as this user.
 
     The partition is the site's default one, else Slurm's, else the first that takes the user's jobs and has
-    a node at work. The account is the site's where the user may use it, else the user's own.
+    a node at work. The account is the site's where the user may use it, else the user's own. Nodes that power
+    saving has switched off take minutes to start: they count where no other one is at work.
 
     Raises:
         InvalidRequest: No partition with a node at work takes the user's jobs, or not the one that is named.
@@ -57,7 +58,8 @@ def session_size(wanted: CheckOptions, cluster: Cluster, access: Access, setting
     refusals: list[InvalidRequest] = []
     idle: InvalidRequest | None = None
     for partition in _candidates(wanted, cluster, access, settings):
-        at_work = [node for node in cluster.members(partition.name) if node.available]
+        available = [node for node in cluster.members(partition.name) if node.available]
+        at_work = [node for node in available if node.is_switched_on] or available
         tried = [(each, partition_refusal(partition, access, each, None)) for each in accounts]
         # Where none is taken, the last one's refusal: it is that of the user's own default account.
         account, refusal = next((pair for pair in tried if pair[1] is None), tried[-1])

@@ -98,7 +98,7 @@ class ClusterCollector(Collector):
         if overview.answered is None:
             return  # the broker has seen nothing yet: no figures are better than zeros
         jobs = _typed(overview.jobs, overview.cluster)
-        yield from self._queue(jobs)
+        yield from self._queue(jobs, overview.cluster)
         for label in ("account", "user"):
             yield from self._shares(label, jobs)
         if overview.cluster:
@@ -111,9 +111,13 @@ class ClusterCollector(Collector):
                 states.add_metric((state.value,), count)
         yield states
 
-    def _queue(self, jobs: list[JobFigures]) -> Iterator[Metric]:
-        partitions = self._largest(Counter(job.partition for job in jobs))
-        states: Counter[tuple[str, str]] = Counter()
+    def _queue(self, jobs: list[JobFigures], cluster: Cluster | None) -> Iterator[Metric]:
+        names = [partition.name for partition in cluster.partitions] if cluster else []
+        sizes = Counter(dict.fromkeys(names, 0))
+        sizes.update(job.partition for job in jobs)
+        partitions = self._largest(sizes)
+        # None is a figure, too: without it readers would take the last one for what is now.
+        states = Counter({(partitions[name], state): 0 for name in names for state in ("pending", "running")})
         reasons: Counter[tuple[str, str]] = Counter()
         wanted: Counter[tuple[str, str]] = Counter()
         longest: defaultdict[str, float] = defaultdict(float)
@@ -261,9 +265,15 @@ class ClusterCollector(Collector):
         available = GaugeMetricFamily(
             "carme_node_available", "1 for a node that takes jobs.", labels=("node",)
         )
+        powered = GaugeMetricFamily(
+            "carme_node_powered_on",
+            "1 for a node that is on, 0 while power saving has it off or switches it.",
+            labels=("node",),
+        )
         for node in nodes:
             available.add_metric((node.name,), float(node.available))
-        yield available
+            powered.add_metric((node.name,), float(node.is_switched_on))
+        yield from (available, powered)
 
     def _partitions(self, cluster: Cluster) -> Iterator[Metric]:
         up = GaugeMetricFamily(

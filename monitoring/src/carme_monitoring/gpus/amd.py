@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from carme_monitoring.gpus.known import KnownGpus
 from carme_monitoring.gpus.reading import Gpu, GpuLibraryFailed, GpuLibraryMissing, GpuProcess, GpuReading
 
 __all__ = ["AmdLibrary"]
@@ -32,6 +33,8 @@ _SUCCESS = 0
 _NO_DRIVER = (34, 51)  # AMDSMI_STATUS_DRIVER_NOT_LOADED, AMDSMI_STATUS_NO_DRV
 #: What a GPU answers that is there: it does not know such a thing, may not say it, or has no time.
 _PRESENT = (2, 3, 8, 9, 10, 30, 40)
+#: What one answers that is not for computing or for this account, and never reports its name.
+_UNNAMED = (2, 3, 10, 40)
 _INIT_GPUS = 1 << 1
 _PROCESSOR_IS_GPU = 1
 _VRAM = 0
@@ -152,24 +155,22 @@ class AmdLibrary:
         self._calls: _Calls | None = None
         self._devices: list[_Device] | None = None
         self._files: frozenset[str] = frozenset()
-        self._known: dict[str, Gpu] = {}
+        self._known = KnownGpus(self.vendor)
 
     def read(self) -> list[GpuReading]:
-        """See `GpuLibrary.read`. A GPU that was there once and is not any more stays in the list as lost."""
+        """See `GpuLibrary.read`. A GPU that does not answer, or not any more, is in the list as lost."""
         files = frozenset(file.name for file in self._folder.glob("renderD*"))
-        lost = self._known.keys() - {device.gpu.uuid for device in self._devices or () if not device.lost}
+        answering = {device.gpu.uuid for device in self._devices or () if not device.lost}
         due = time.monotonic() - self._opened >= self._retry
-        if self._devices is None or files != self._files or (lost and due):
+        if self._devices is None or files != self._files or (due and not self._known.is_complete(answering)):
             self._open()
             self._files = files
         assert self._calls is not None
         assert self._devices is not None
         processes = self._memory_of_processes()
         readings = [self._read(self._calls, device, processes) for device in self._devices]
-        self._known |= {device.gpu.uuid: device.gpu for device in self._devices}
         present = {reading.gpu.uuid for reading in readings}
-        missing = [GpuReading(gpu, lost=True) for uuid, gpu in self._known.items() if uuid not in present]
-        return readings + missing
+        return readings + [GpuReading(gpu, lost=True) for gpu in self._known.missing(present)]
 
     def close(self) -> None:
         """See `GpuLibrary.close`."""
@@ -205,11 +206,18 @@ class AmdLibrary:
         except GpuLibraryFailed:
             self.close()
             raise
+        self._known.begin()
         for index, handle in enumerate(handles):
             try:
-                self._devices.append(_Device(index, handle, calls))
+                device = _Device(index, handle, calls)
             except _Failed as error:
-                _log.warning("AMD GPU %d cannot be queried: %s", index, error)
+                if error.status in _UNNAMED:
+                    _log.warning("AMD GPU %d cannot be queried: %s", index, error)
+                else:
+                    self._known.add_silent(index, error)
+                continue
+            self._devices.append(device)
+            self._known.add(device.gpu)
 
     def _read(self, calls: _Calls, device: _Device, processes: dict[int, list[GpuProcess]]) -> GpuReading:
         try:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from carme_monitoring.gpus.known import KnownGpus
 from carme_monitoring.gpus.reading import Gpu, GpuLibraryFailed, GpuLibraryMissing, GpuProcess, GpuReading
 
 __all__ = ["NvidiaLibrary"]
@@ -77,12 +78,12 @@ class _GpuLost(Exception):
 
 
 def _query(question: Callable[..., T], *arguments: Any) -> T | None:
-    """The answer, None where the GPU does not know such a thing. Raises _Lost."""
+    """The answer, None where the GPU does not know such a thing. Raises _GpuLost."""
     try:
         return question(*arguments)
     except nvml.NVMLError as error:
         if error.value in _GONE:
-            raise _GpuLost from None
+            raise _GpuLost(str(error)) from None
         return None
 
 
@@ -189,25 +190,23 @@ class NvidiaLibrary:
         self._files: frozenset[str] = frozenset()
         self._events: Any = None
         self._xids: dict[str, Counter[int]] = {}
-        self._known: dict[str, Gpu] = {}
+        self._known = KnownGpus(self.vendor)
 
     def read(self) -> list[GpuReading]:
-        """See `GpuLibrary.read`. A GPU that was there once and is not any more stays in the list as lost."""
+        """See `GpuLibrary.read`. A GPU that does not answer, or not any more, is in the list as lost."""
         files = frozenset(file.name for file in self._folder.glob("nvidia[0-9]*"))
-        lost = self._known.keys() - {device.gpu.uuid for device in self._devices or () if not device.lost}
+        answering = {device.gpu.uuid for device in self._devices or () if not device.lost}
         due = time.monotonic() - self._opened >= self._retry
-        if self._devices is None or files != self._files or (lost and due):
+        if self._devices is None or files != self._files or (due and not self._known.is_complete(answering)):
             self._open()
             self._files = files
         assert self._devices is not None
         self._take_events()
         readings = [reading for device in self._devices for reading in self._read(device)]
         present = {reading.gpu.uuid for reading in readings}
-        for device in self._devices:
-            self._known[device.gpu.uuid] = device.gpu
-        missing = [gpu for uuid, gpu in self._known.items() if uuid not in present]
         return readings + [
-            GpuReading(gpu, lost=True, xids=dict(self._xids.get(gpu.uuid, {}))) for gpu in missing
+            GpuReading(gpu, lost=True, xids=dict(self._xids.get(gpu.uuid, {})))
+            for gpu in self._known.missing(present)
         ]
 
     def close(self) -> None:
@@ -235,11 +234,18 @@ class NvidiaLibrary:
         except AttributeError as error:
             raise GpuLibraryFailed(f"libnvidia-ml.so.1 is not NVML: {error}") from None
         self._devices = []
+        self._known.begin()
         for index in range(count):
             try:
-                self._devices.append(_Device(index, nvml.nvmlDeviceGetHandleByIndex(index)))
+                device = _Device(index, nvml.nvmlDeviceGetHandleByIndex(index))
             except (nvml.NVMLError, _GpuLost) as error:
-                _log.warning("GPU %d cannot be queried: %s", index, error)
+                if getattr(error, "value", None) == nvml.NVML_ERROR_NO_PERMISSION:
+                    _log.warning("GPU %d may not be queried by this account: %s", index, error)
+                else:
+                    self._known.add_silent(index, error)
+                continue
+            self._devices.append(device)
+            self._known.add(device.gpu)
         self._listen()
 
     def _listen(self) -> None:

@@ -67,7 +67,7 @@ class GpuReading:
     """What one GPU did. Ratios are 0 to 1; counters grow from the driver's start.
 
     Attributes:
-        lost: It was there and does not answer any more; then all else is empty.
+        lost: It does not answer, or not any more; then all else is empty.
         utilization: Share of time in which a kernel ran, over the driver's last sample period.
         memory_activity: Share of time in which its memory was read or written.
         activity: Shares by unit (`sm`, `tensor`, `dram` ...) since the last look, if the GPU measures itself.

@@ -206,7 +206,11 @@ def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
 
 
 def _gpu_states(readings: list[GpuReading]) -> Iterator[Metric]:
-    up = GaugeMetricFamily("carme_gpu_up", "1 for a GPU that answers, 0 for one that was lost.", labels=_GPU)
+    up = GaugeMetricFamily(
+        "carme_gpu_up",
+        "1 for a GPU that answers; 0 for one that was lost, or has not answered since the exporter began.",
+        labels=_GPU,
+    )
     info = GaugeMetricFamily(
         "carme_gpu_info", "1, with what does not change.", labels=(*_GPU, "model", "minor")
     )

@@ -23,7 +23,7 @@ REMEMBERED = 15  # seconds, as often as Prometheus looks
 RATE = "2m"  # over which work of processors is counted
 
 _BUSY = "carme_job_gpu_utilization_ratio"
-_MEAN_BUSY = f"avg_over_time({_BUSY}[{MINUTES}m])"
+_MEAN_BUSY = f"(avg_over_time({_BUSY}[{MINUTES}m]) and {_BUSY})"  # of what is there now
 #: What is queried of all jobs of a user in one request, by the value of the label `what`.
 _PARTS = {
     "gpu": f"avg by (jobid) ({_BUSY})",
