@@ -8,6 +8,7 @@ from carme.broker import protocol
 from carme.broker.access_cache import AccessCache
 from carme.broker.administration import Administration
 from carme.broker.audit import AuditLog
+from carme.broker.background import Rounds
 from carme.broker.bookings import Bookings
 from carme.broker.cluster_service import ClusterService
 from carme.broker.concurrency import ConcurrencyLimit
@@ -99,10 +100,14 @@ class Broker:
         return await self._dispatcher.answer(peer, line)
 
     async def _tidy(self) -> None:
+        rounds = Rounds("Forgetting old sessions")
         while True:
-            self._context.book.expire()
-            await self._context.book.save()
+            await rounds.attempt(self._forget_old())
             await asyncio.sleep(TIDY_SECONDS)
+
+    async def _forget_old(self) -> None:
+        self._context.book.expire()
+        await self._context.book.save()
 
     async def _stop_by_policy(self, job: Job) -> None:
         task = job.task if job.array_id == job.id else None

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from carme.broker import protocol
+from carme.broker.background import Rounds
 from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.broker.files import JobFiles
@@ -92,20 +93,27 @@ class StageIns:
 
     async def follow(self) -> None:
         """Report how far the data of waiting jobs is, and have those jobs prefer its nodes."""
+        rounds = Rounds("Following data on its way")
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            with contextlib.suppress(CarmeError):
-                await self._follow_once()
+            await rounds.attempt(self._follow_once())
 
     async def _follow_once(self) -> None:
+        with contextlib.suppress(CarmeError):
+            await self._follow_jobs()
+
+    async def _follow_jobs(self) -> None:
         jobs = [job for job in self._context.watch.jobs() if job.key and job.is_active]
-        progress = {}
+        found: list[tuple[Job, Job]] = []
         for job in [job for job in jobs if job.is_pending and job.reason == "Dependency"]:
             first = next((candidate for candidate in jobs if is_stage_in_of(candidate, job)), None)
             if first is not None and first.is_running:
-                progress[job.id] = await self._progress_of(first)
-                await self._prefer_nodes_of(first, job)
-        self._context.watch.data_is(progress)
+                found.append((first, job))
+        # At the same time: one owner's home may hang, and no other job's data waits for that.
+        texts = await asyncio.gather(*(self._progress_of(first) for first, _job in found))
+        self._context.watch.data_is({job.id: text for (_first, job), text in zip(found, texts, strict=True)})
+        for first, job in found:
+            await self._prefer_nodes_of(first, job)
         ids = {job.id for job in jobs}
         self._features = {key: value for key, value in self._features.items() if key in ids}
 
