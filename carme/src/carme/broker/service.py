@@ -36,6 +36,8 @@ from carme.slurm import Slurm
 TIDY_SECONDS = 3600.0
 PROGRAMS_AT_ONCE, PROGRAMS_PER_USER = 16, 4  # run as users; protects this host
 ACCOUNTING_AT_ONCE, ACCOUNTING_PER_USER = 4, 2  # questions to slurmdbd; protects the cluster
+#: Seconds until a program may run: less than clients wait, with the time that it then takes.
+PROGRAMS_PATIENCE = 20.0
 
 
 class Broker:
@@ -57,7 +59,8 @@ class Broker:
             accesses=AccessCache(slurm),
             images=ImageCatalogue(settings.images.directory),
             audit=AuditLog(settings.broker.audit_log),
-            programs=ConcurrencyLimit(PROGRAMS_AT_ONCE, PROGRAMS_PER_USER),
+            programs=ConcurrencyLimit(PROGRAMS_AT_ONCE, PROGRAMS_PER_USER, PROGRAMS_PATIENCE),
+            cancels=ConcurrencyLimit(PROGRAMS_AT_ONCE, PROGRAMS_PER_USER, PROGRAMS_PATIENCE),
             accounting=ConcurrencyLimit(ACCOUNTING_AT_ONCE, ACCOUNTING_PER_USER),
             python=python,
         )

@@ -79,7 +79,7 @@ class StageIns:
         """Cancel the stage-in job of a job that is not to run any more."""
         with contextlib.suppress(CarmeError):
             self._context.watch.unwanted(job_id)
-            async with self._context.programs.slot(owner.uid):
+            async with self._context.cancels.slot(owner.uid):
                 await self._context.slurm.cancel(str(job_id), owner)
 
     async def cancel_for(self, job: Job, owner: UnixAccount) -> None:
