@@ -299,11 +299,19 @@ class SlurmCommands:
         return jobs[:limit]
 
     async def accounted(self, job_id: int, task: int | None = None) -> Job | None:
-        jobs = await self._accounted_of(job_id)
+        jobs = await self._accounted_of([job_id])
         if task is None:
             return next((job for job in jobs if job.id == job_id), None)
         found = [job for job in jobs if job.has_task(job_id, task)]
         return next((job for job in found if job.task == task), found[0] if found else None)
+
+    async def accounted_jobs(self, ids: Iterable[int]) -> dict[int, Job]:
+        wanted = set(ids)
+        found: dict[int, Job] = {}
+        for job in await self._accounted_of(sorted(wanted)):
+            if job.id in wanted:
+                found.setdefault(job.id, job)
+        return found
 
     async def admin_comments(self, ids: Iterable[int]) -> dict[int, str]:
         wanted = set(ids)
@@ -341,9 +349,9 @@ class SlurmCommands:
         end = _moment(until) if until else "now"
         return await self._accounting(user_option, f"--starttime={_moment(since)}", f"--endtime={end}")
 
-    async def _accounted_of(self, job_id: int) -> list[Job]:
-        """A job, or the tasks of an array."""
-        return await self._accounting(f"--jobs={job_id}")
+    async def _accounted_of(self, ids: Iterable[int]) -> list[Job]:
+        """Jobs, and the tasks of those that are arrays."""
+        return await self._accounting(f"--jobs={','.join(map(str, ids))}")
 
     async def _accounting(self, *which: str) -> list[Job]:
         return parsing.accounting(*await self._sacct(parsing.ACCOUNTING_FIELDS, "--allocations", *which))
