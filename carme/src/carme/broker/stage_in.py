@@ -48,7 +48,7 @@ class StageIns:
             if job.key and (job.user, job.name, job.is_active) == (owner.name, request.name, True):
                 return job.id
         with context.audit.audited(peer, request, owner.name) as entry:
-            order = await self._submitter.order(_as_job(request), owner)
+            order = await self._submitter.order(await self._as_job(request, owner), owner)
             cluster = await context.watch.poll_nodes()
             order = booked_stage_in_order(order, request.node_names, owner, cluster)
             if order is None:
@@ -66,11 +66,17 @@ class StageIns:
         # Copies come and go faster than the snapshot is renewed.
         cluster = await context.watch.poll_nodes()
         order = replace(order, prefer=preference(order, owner, cluster))
-        first = stage_in_order(order, owner, cluster, context.settings.staging.minutes)
+        most = await self._most_minutes(owner, order.account, order.partition, order.request.qos)
+        first = stage_in_order(order, owner, cluster, min([context.settings.staging.minutes, *most]))
         if first is None:
             return order
-        async with context.programs.slot(owner.uid):
-            job_id = await self._submitter.start(first, owner)
+        try:
+            async with context.programs.slot(owner.uid):
+                job_id = await self._submitter.start(first, owner)
+        except CarmeError as error:
+            if error.code == "slurm-away":
+                await context.watch.abandon(first.key)  # Slurm may have taken it all the same
+            raise
         self._features[job_id] = data_features(order, owner)
         await self._submitter.track(first, owner, job_id)
         return replace(order, after=job_id)
@@ -137,16 +143,30 @@ class StageIns:
         except SlurmError as error:
             _log.warning("Job %s cannot prefer the nodes that have its data: %s", job.id, error)
 
+    async def _as_job(self, request: protocol.StageIn, owner: UnixAccount) -> JobRequest:
+        """The request of a job that needs the data and has no command."""
+        account = request.account or self._context.settings.slurm.default_account
+        most = await self._most_minutes(owner, account, request.partition, None)
+        return JobRequest(
+            name=request.name,
+            kind="batch",
+            command=["-"],
+            partition=request.partition,
+            account=request.account,
+            nodes=len(request.node_names),
+            minutes=min([request.minutes, *most]),
+            stage=request.stage,
+        )
 
-def _as_job(request: protocol.StageIn) -> JobRequest:
-    """The request of a job that needs the data and has no command."""
-    return JobRequest(
-        name=request.name,
-        kind="batch",
-        command=["-"],
-        partition=request.partition,
-        account=request.account,
-        nodes=len(request.node_names),
-        minutes=request.minutes,
-        stage=request.stage,
-    )
+    async def _most_minutes(
+        self, owner: UnixAccount, account: str | None, partition: str, qos: str | None
+    ) -> list[int]:
+        """How long the partition and the accounting let a job run, as far as they have limits.
+
+        What would take longer Slurm lets wait for ever, and what depends on it as well.
+        """
+        access = await self._context.accesses.of(owner)
+        partitions = self._context.watch.cluster().partitions
+        limits = [each.max_minutes for each in partitions if each.name == partition]
+        limits.append(access.longest_minutes(account, partition, qos))
+        return [limit for limit in limits if limit]

@@ -57,7 +57,7 @@ def stage_in_order(order: Order, owner: UnixAccount, cluster: Cluster, minutes: 
         order: What is to run when the data is there.
         owner: Whose job it is.
         cluster: The nodes, with the copies that they have.
-        minutes: The longest that copying may take.
+        minutes: The longest that copying may take, and that Slurm lets a job of the order's owner run.
     """
     stages = [stage for stage in order.request.stage if stage.is_ahead]
     if not stages:
@@ -104,12 +104,11 @@ def booked_stage_in_order(
 def _data_only_order(
     order: Order, name: str, stages: list[Stage], nodes: int, minutes: int, cluster: Cluster
 ) -> Order:
-    """A job that brings data, in the same partition and for the same account, and does nothing else."""
+    """A job that brings data, and does nothing else; its partition, account and quality of service are those
+    of the order."""
     members = next(
         (partition.node_names for partition in cluster.partitions if partition.name == order.partition), []
     )
-    limits = [partition.max_minutes for partition in cluster.partitions if partition.name == order.partition]
-    minutes = min([minutes, *(limit for limit in limits if limit)])
     cpus = min([CPUS, *(node.cpus for node in cluster.nodes if node.name in members)])
     return replace(
         order,
@@ -121,6 +120,7 @@ def _data_only_order(
             command=["-"],  # none: it ends when the data is there
             nodes=nodes,
             minutes=minutes,
+            qos=order.request.qos,
             reservation=order.request.reservation,
         ),
         share=Share(cpus=cpus, memory_mb=MEMORY_MB),

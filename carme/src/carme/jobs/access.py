@@ -90,6 +90,18 @@ class Access(BaseModel):
         ]
         return max(found, key=lambda association: bool(association.partition), default=None)
 
+    def longest_minutes(self, account: str | None, partition: str, requested_qos: str | None) -> int | None:
+        """How long the accounting lets a job run; None: as long as the partition does.
+
+        The arguments are those of `quality`, but without an account the default one counts.
+        """
+        if "limits" not in self.enforced:
+            return None
+        account = account or self.default_account or ""
+        qos = self.quality(account, partition, requested_qos)
+        found = limits_of(self.user, account, qos, self.limits)
+        return next((limit.minutes for limit in found if limit.minutes is not None), None)
+
     def quality(self, account: str | None, partition: str, requested: str | None) -> str:
         """The quality of service that a job gets; empty: not known."""
         association = self.association(account, partition)
