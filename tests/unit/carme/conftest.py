@@ -277,6 +277,7 @@ async def running(
     for limit in (
         "accounting_lookup.ANSWER_SECONDS",
         "preemptions.ANSWER_SECONDS",
+        "vanished.ANSWER_SECONDS",
         "files.LOG_SECONDS",
         "watch.CATCH_UP_SECONDS",
     ):

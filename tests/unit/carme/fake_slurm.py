@@ -128,8 +128,10 @@ elif name == "squeue" and (form := os.environ.get("SQUEUE_FORMAT2")):
     sys.stdout.write(records(listed, [field for field, _, _ in fields], first[2], allotted))
 elif name == "squeue":
     private = "exit_code" not in options["Format"] and exists("private")
+    named = set(options["jobs"].split(",")) if "jobs" in options else None
     for job in jobs:
-        if str(job["A"]) in options["jobs"].split(",") and (not private or job["u"] == os.environ["USER"]):
+        listed = named is None or str(job["A"]) in named
+        if listed and (not private or job["u"] == os.environ["USER"]):
             print(f"{job['A']:<20}{job.get('exit', 0):<20}")
 elif name == "sacct":
     sys.stdout.write(

@@ -21,6 +21,7 @@ from carme.config import Settings
 from carme.errors import Denied, InvalidRequest, NotFound, SlurmError
 from carme.jobs import Job, JobRequest, JobState
 from carme.slurm import UnixAccount
+from patience import HANG
 
 from .conftest import NASTY, RUNNING
 
@@ -168,6 +169,51 @@ async def test_a_job_whose_submission_got_no_answer_is_cancelled_when_it_turns_u
     (call,) = site.slurm.calls("sbatch")
     comment = next(word for word in call["arguments"] if word.startswith("--comment="))
     site.slurm.jobs = [RUNNING | {"k": comment.removeprefix("--comment=")}]
+
+    async def cancelled() -> bool:
+        return site.slurm.jobs[0]["T"] == "CANCELLED"
+
+    await until(cancelled)
+
+
+async def unanswered(site: Any, order: JobRequest) -> dict[str, Any]:
+    """The job of a submission that got no answer, as squeue prints it."""
+    site.slurm.fail("sbatch", "sbatch: error: Batch job submission failed: Socket timed out")
+    with pytest.raises(SlurmError, match="does not answer"):
+        await site.client.submit(order)
+    (call,) = site.slurm.calls("sbatch")
+    comment = next(word for word in call["arguments"] if word.startswith("--comment="))
+    return RUNNING | {"k": comment.removeprefix("--comment=")}
+
+
+async def test_a_job_whose_submission_got_no_answer_is_cancelled_by_the_next_broker(
+    start: Callable[[], Any], slurm: Any, request_: JobRequest
+) -> None:
+    async with start() as site:
+        job = await unanswered(site, request_)
+    slurm.jobs = [job]
+    async with start() as site:
+
+        async def cancelled() -> bool:
+            return site.slurm.jobs[0]["T"] == "CANCELLED"
+
+        await until(cancelled)
+
+
+async def test_such_a_job_that_cannot_be_cancelled_leaves_polls_whole(
+    site: Any, request_: JobRequest
+) -> None:
+    job = await unanswered(site, request_)
+    site.slurm.fail("scancel", "scancel: error: Kill job error on job id 7: Unspecified error")
+    async with asyncio.timeout(HANG):
+        await site.queue([job])
+
+    async def tried() -> bool:
+        return len(site.slurm.calls("scancel")) > 1
+
+    await until(tried)
+    assert site.broker._watch._failure is None
+    site.slurm.heal("scancel")
 
     async def cancelled() -> bool:
         return site.slurm.jobs[0]["T"] == "CANCELLED"

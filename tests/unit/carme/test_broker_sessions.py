@@ -483,7 +483,7 @@ async def test_a_broker_that_ended_before_it_stored_a_lost_jobs_new_number_finds
 async def test_a_lost_session_waits_for_the_accounting(
     site: Any, order: JobRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carme.broker.watch.CLOSE_AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr("carme.broker.vanished.CLOSE_AGAIN_SECONDS", 0.5)
     lost = await submitted(site, order)
     site.slurm.account(recorded(lost, "PENDING"))
     for program in ("sacct", "sacctmgr"):

@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 
 from carme.broker import stage_in, watch
-from carme.broker.access_cache import AccessCache
 from carme.config import Settings
-from carme.errors import Denied, InvalidRequest
-from carme.jobs import Access, Cluster, JobRequest, Stage
-from carme.jobs.access import Association
-from carme.jobs.limits import Limits
+from carme.errors import Denied, InvalidRequest, SlurmError
+from carme.jobs import Cluster, JobRequest, Stage
 from carme.slurm import UnixAccount
 
-from .conftest import FakeSlurm, running
+from .conftest import RUNNING, FakeSlurm, running
 from .test_broker import until
 
 
@@ -48,29 +45,6 @@ async def test_a_job_of_its_own_brings_the_data_first(site: Any, with_data: JobR
     assert spec(second)["stage"][0]["key"] == with_data.stage[0].key
     audit = site.settings.broker.audit_log.read_text()
     assert '"stage": ["local:/data/imagenet", "ram:/data/labels"]' in audit
-
-
-async def test_what_brings_the_data_asks_for_no_more_than_the_accounting_gives(
-    site: Any, with_data: JobRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    access = Access(
-        user="ada",
-        associations=[Association(account="research", qos=["normal", "gpu"], default=True)],
-        enforced=["associations", "limits", "qos"],
-        limits=[Limits(qos="gpu", minutes=90), Limits(account="research", minutes=300)],
-    )
-
-    async def of(cache: AccessCache, account: UnixAccount) -> Access:
-        return access
-
-    monkeypatch.setattr(AccessCache, "of", of)
-    wanted = with_data.model_copy(update={"qos": "gpu", "account": "research"})
-    await site.client.submit(wanted)
-    first, second = site.slurm.calls("sbatch")
-    assert options(first)["qos"] == options(second)["qos"] == "gpu"
-    assert options(first)["time"] == "90", "with more it would wait for ever, and the job behind it"
-    await site.client.submit(wanted.model_copy(update={"qos": None}))
-    assert options(site.slurm.calls("sbatch")[2])["time"] == "300"
 
 
 async def test_what_brings_the_data_of_an_array_is_no_task_of_it(site: Any, with_data: JobRequest) -> None:
@@ -214,3 +188,40 @@ async def test_a_stage_to_scratch_is_refused_on_a_site_without_one(site: Any, re
     with pytest.raises(InvalidRequest, match="no scratch for staging"):
         await site.client.submit(requested)
     assert not site.slurm.calls("sbatch")
+
+
+async def test_what_brings_data_has_the_quality_of_service_and_keeps_to_the_limits_of_its_job(
+    site: Any, with_data: JobRequest
+) -> None:
+    """Else Slurm lets it wait for ever, and with it the job that needs the data."""
+    state = site.slurm.state
+    (state / "config").write_text("AccountingStorageEnforce = associations,limits,qos\n")
+    (state / "associations").write_text("ada|physics|physics||long,normal|normal|\n")
+    (state / "limits").write_text(
+        "ClusterName=test Account=physics UserName= Partition= ParentAccount=root(1) MaxWallPJ=90 \n"
+        "QOS=long(2) MaxWallPJ=60 \n"
+    )
+    await site.client.submit(with_data.model_copy(update={"account": "physics"}))
+    await site.client.submit(with_data.model_copy(update={"account": "physics", "qos": "long"}))
+    first, second, third, fourth = map(options, site.slurm.calls("sbatch"))
+    assert (first["time"], "qos" in first, "qos" in second) == ("90", False, False)
+    assert (third["time"], third["qos"], fourth["qos"]) == ("60", "long", "long")
+    site.act("hub", trusted=True)
+    requested = {"stage": with_data.stage, "partition": "gpu", "minutes": 600, "account": "physics"}
+    await site.client.bring(name="stage-0123-ab", node_names=["n1"], user="ada", **requested)
+    assert options(site.slurm.calls("sbatch")[-1])["time"] == "90"
+
+
+async def test_what_brings_data_is_cancelled_when_it_turns_up_after_its_job_failed(
+    site: Any, with_data: JobRequest
+) -> None:
+    site.slurm.fail("sbatch", "sbatch: error: Batch job submission failed: Socket timed out")
+    with pytest.raises(SlurmError, match="does not answer"):
+        await site.client.submit(with_data)
+    (call,) = site.slurm.calls("sbatch")
+    site.slurm.jobs = [RUNNING | {"j": options(call)["job-name"], "k": options(call)["comment"]}]
+
+    async def cancelled() -> bool:
+        return site.slurm.jobs[0]["T"] == "CANCELLED"
+
+    await until(cancelled)

@@ -93,6 +93,9 @@ async def test_history_is_requested_as_sacct_requests_it(rest: RecordedRest, slu
     assert jobs == sorted(jobs, key=lambda job: (job.submitted or since, job.id), reverse=True)
     rest.answers[f"dbjobs/?step={jobs[0].id}&{same}"] = answer
     assert await slurm.accounted(jobs[0].id) == jobs[0]
+    numbers = sorted(job.id for job in jobs[:2])
+    rest.answers[f"dbjobs/?step={numbers[0]}&step={numbers[1]}&{same}"] = answer
+    assert await slurm.accounted_jobs(numbers) == {job.id: job for job in jobs[:2]}
 
 
 NAME, MAINTENANCE = "carme-0123456789ab", "carme-maintenance-0123456789ab"

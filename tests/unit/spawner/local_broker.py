@@ -99,6 +99,9 @@ class LocalSlurm:
     async def accounted(self, job_id: int, task: int | None = None) -> Job | None:
         raise SlurmError("This Slurm has no accounting.", code="no-accounting")
 
+    async def accounted_jobs(self, ids: Any) -> dict[int, Job]:
+        raise SlurmError("This Slurm has no accounting.", code="no-accounting")
+
     async def cluster(self) -> Cluster:
         node = Node(name="localhost", cpus=64, memory_mb=64_000, gpus={"a100": 4})
         partition = Partition(name="gpu", default=True, node_names=["localhost"])

@@ -72,6 +72,9 @@ class MemorySlurm:
         found = [job for job in self.archive.values() if job.has_task(job_id, task)]
         return next((job for job in found if job.task == task), found[0] if found else None)
 
+    async def accounted_jobs(self, ids: Iterable[int]) -> dict[int, Job]:
+        return {job_id: self.archive[job_id] for job_id in ids if job_id in self.archive}
+
     async def history(
         self, user: str | None, since: datetime, limit: int, until: datetime | None = None
     ) -> list[Job]:

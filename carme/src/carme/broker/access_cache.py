@@ -30,11 +30,12 @@ class AccessCache:
         until, access = self._known.get(account.name, (0.0, None))
         if access is not None and time.monotonic() < until:
             return access
+        # Not in turn: a directory server that is slow for one user must not hold others up.
+        groups = await asyncio.to_thread(account.groups)
         async with self._turn:  # one question at a time to the database
             until, access = self._known.get(account.name, (0.0, None))
             if access is not None and time.monotonic() < until:
                 return access
-            groups = await asyncio.to_thread(account.groups)
             try:
                 found, seconds = await self._ask(account.name, groups), CACHE_SECONDS
             except CarmeError as error:

@@ -27,6 +27,7 @@ class Context:
         images: The site's images.
         audit: The audit log.
         programs: Limits programs that run as users.
+        cancels: Limits cancellations, which need no home: those that hang must not keep their places.
         accounting: Limits questions to the accounting.
         python: The interpreter of the small programs that run as users.
     """
@@ -40,5 +41,6 @@ class Context:
     images: ImageCatalogue
     audit: AuditLog
     programs: ConcurrencyLimit
+    cancels: ConcurrencyLimit
     accounting: ConcurrencyLimit
     python: str

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 
 from carme.broker.server import Server
@@ -21,6 +22,10 @@ from carme.slurm import Slurm
 from carme.slurm.selection import opened
 
 _log = logging.getLogger("carme.broker")
+
+#: That wait for others, mostly for a directory server: while it is slow for one user, others need some, too.
+#: By default there are only a few more than processors.
+THREADS = 64
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,6 +53,10 @@ async def serve(settings: Settings, slurm: AbstractAsyncContextManager[Slurm] | 
     Args:
         settings: The site's.
         slurm: Opens the cluster; by default the site's Slurm.
+
+    Raises:
+        OSError, CarmeError: It cannot begin.
+        ExceptionGroup: What the broker does in the background has failed in a way that nobody foresaw.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
@@ -55,6 +64,7 @@ async def serve(settings: Settings, slurm: AbstractAsyncContextManager[Slurm] | 
     )  # a connection is a file; the usual limit is 1024
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="broker"))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with slurm or opened(settings) as cluster:
@@ -62,13 +72,16 @@ async def serve(settings: Settings, slurm: AbstractAsyncContextManager[Slurm] | 
         await broker.prepare()
         collect_rarely()
         running = asyncio.create_task(broker.run())
+        stopping = asyncio.create_task(stop.wait())
         try:
             async with Server(settings, broker):
                 notify("READY=1")
                 _log.info("Listening on %s.", settings.broker.socket)
-                await stop.wait()
+                # Without its polls of Slurm it must not go on answering from its last snapshot.
+                await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 notify("STOPPING=1")
         finally:
+            stopping.cancel()
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running

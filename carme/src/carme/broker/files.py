@@ -21,7 +21,7 @@ from carme.launch import facts
 from carme.launch.preparation import TASKS
 from carme.slurm import UnixAccount
 from carme.slurm.folder import job_folder, log_name
-from carme.slurm.programs import run
+from carme.slurm.programs import check_home, run
 from carme.translation import message as _
 
 FACTS_BYTES = 16_384
@@ -182,6 +182,7 @@ class JobFiles:
 
         With `tail` it begins where so many lines are left.
         """
+        check_home(owner)
         async with self._context.programs.slot(owner.uid):
             done = await run(
                 *[self._context.python, "-I", "-S", str(log_reader.__file__)],

@@ -53,7 +53,7 @@ class JobControl:
                 )
             with context.book.cancelling(job_id, Ending.CANCELLED_BY_ADMIN if by_admin else Ending.STOPPED):
                 context.watch.unwanted(job_id)
-                async with context.programs.slot(owner.uid):
+                async with context.cancels.slot(owner.uid):
                     await context.slurm.cancel(name, owner)
         if whole or job.array_id is None:  # else other tasks may still want the data
             await self._stage_ins.cancel_for(job, owner)

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from carme.broker.audit import AuditLog
+from carme.broker.background import Rounds
 from carme.broker.peers import Peer
 from carme.broker.watch import Watch
 from carme.config import Settings
@@ -120,16 +121,20 @@ class Policy:
         if self._prometheus is None or not self._policy.alerts:
             return
         self.remember()
+        rounds = Rounds("The policy about jobs")
         while True:
-            try:
-                answer = await asyncio.to_thread(self._prometheus.ask, "/api/v1/alerts", ())
-                await self.evaluate(firing(answer, self._policy.alerts), datetime.now(UTC))
-                self._troubled = False
-            except (CarmeError, OSError, KeyError, TypeError, ValidationError) as error:
-                if not self._troubled:
-                    _log.warning("The policy about jobs cannot be followed: %s", error)
-                self._troubled = True
+            await rounds.attempt(self._poll(self._prometheus))
             await asyncio.sleep(POLL_SECONDS)
+
+    async def _poll(self, prometheus: Prometheus) -> None:
+        try:
+            answer = await asyncio.to_thread(prometheus.ask, "/api/v1/alerts", ())
+            await self.evaluate(firing(answer, self._policy.alerts), datetime.now(UTC))
+            self._troubled = False
+        except (CarmeError, OSError, KeyError, TypeError, ValidationError) as error:
+            if not self._troubled:
+                _log.warning("The policy about jobs cannot be followed: %s", error)
+            self._troubled = True
 
     def remember(self) -> None:
         """Take up what was counted before a restart."""

@@ -63,9 +63,9 @@ class Preemptions:
 
     async def _visible_to(self, owner: str, causes: Iterable[list[Job]]) -> tuple[set[int], set[str]]:
         """Those of the jobs, and the partitions, that Slurm shows to a user."""
-        account = UnixAccount.named(owner)
         ids = {job.id for jobs in causes for job in jobs}
         async with asyncio.timeout(ANSWER_SECONDS):
+            account = await asyncio.to_thread(UnixAccount.named, owner)  # may ask a directory server
             return await asyncio.gather(
                 self._slurm.visible_jobs(ids, account), self._slurm.visible_partitions(account)
             )

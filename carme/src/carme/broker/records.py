@@ -34,6 +34,7 @@ class Record(BaseModel):
         submitted: When, as Slurm says; until Slurm has shown it (`shown`), as the broker's own clock says.
         left: When it was not in the queue any more.
         prediction: The probe's prediction for its nodes and GPUs.
+        abandoned: Its owner knows it as one that Slurm did not take: it is cancelled should it turn up.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -49,6 +50,7 @@ class Record(BaseModel):
     shown: bool = False
     left: AwareDatetime | None = None
     prediction: Prediction | None = None
+    abandoned: bool = False
 
     def is_of(self, job: Job) -> bool:
         """Whether this record is of a job that has its number."""
@@ -96,6 +98,16 @@ class Records:
         if record := self._records.get(key):
             fresh = {"job_id": None, "submitted": datetime.now(UTC), "shown": False, "left": None}
             self._put(record.model_copy(update=fresh))
+
+    def abandon(self, key: str, abandoned: bool = True) -> None:
+        """A submission got no answer, and counts as one that failed; or what came of it is cancelled."""
+        if record := self._records.get(key):
+            self._put(record.model_copy(update={"abandoned": abandoned}))
+
+    def is_abandoned(self, job: Job) -> bool:
+        """Whether a job comes from a submission that got no answer."""
+        record = self._records.get(job.key or "")
+        return record is not None and record.abandoned and record.user == job.user
 
     def refused(self, key: str) -> None:
         """Slurm has not taken it."""

@@ -4,6 +4,7 @@ import logging
 import statistics
 from datetime import UTC, datetime, timedelta
 
+from carme.broker.background import Rounds
 from carme.broker.feed import Feed
 from carme.broker.protocol import MAXIMUM_WAIT
 from carme.broker.watch import Watch
@@ -76,10 +77,11 @@ class Reports:
         """Leave records of jobs that end, until cancelled."""
         if self._metrics is None:
             return
+        rounds = Rounds("Recording what jobs used")
         while True:
             since = self._feed.change
             self._collect()
-            await self._record()
+            await rounds.attempt(self._record())
             wait = SETTLE_SECONDS if self._waiting else MAXIMUM_WAIT
             await self._feed.wait(since, wait, lambda: not self._waiting)
 
@@ -160,10 +162,8 @@ class Reports:
             present = await self._slurm.admin_comments([job.id for job in due])
             for job in due:
                 # One that is there stays, no matter who wrote it; a job that is not accounted comes later.
-                if job.id in present and not present[job.id] and job.started and job.ended:
-                    usage, _ = await self._metrics.usage(job.id, job.started, job.ended)
-                    if usage is not None:
-                        await self._slurm.set_admin_comment(job.id, write_record(usage))
+                if job.id in present and not present[job.id]:
+                    await self._write_record(self._metrics, job)
                 if job.id in present or self._watch.job(job.id) is None:
                     self._waiting.pop(job.id, None)
                     self._written.add(job.id)
@@ -175,6 +175,20 @@ class Reports:
             for job in due:
                 if self._watch.job(job.id) is None:
                     self._waiting.pop(job.id, None)
+
+    async def _write_record(self, metrics: Metrics, job: Job) -> None:
+        """Raises CarmeError where it may be written later."""
+        if job.started is None or job.ended is None:
+            return
+        try:
+            usage, _ = await metrics.usage(job.id, job.started, job.ended)
+            if usage is not None:
+                await self._slurm.set_admin_comment(job.id, write_record(usage))
+        except CarmeError:
+            raise
+        except Exception:
+            # Others' jobs get their records all the same; this one would fail each time.
+            _log.exception("What job %s used cannot be recorded.", job.id)
 
 
 def _between(begin: datetime | None, end: datetime | None) -> float | None:

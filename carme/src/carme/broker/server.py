@@ -1,10 +1,8 @@
 """The broker's socket: connections, their limits, and answers."""
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import socket
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +15,7 @@ from carme.broker.peers import Peer, identify
 from carme.broker.service import Broker
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
+from carme.slurm.programs import end
 from carme.translation import message as _
 
 _log = logging.getLogger("carme.broker")
@@ -163,6 +162,8 @@ class Server:
         try:
             await self._send(writer, protocol.Answer())
             os.set_blocking(connection, True)
+            # Its groups may be a directory server's to know, and nobody else may wait for that.
+            identity = await asyncio.to_thread(to.account.identity)
             process = await asyncio.create_subprocess_exec(
                 *to.arguments,
                 stdin=connection,
@@ -172,7 +173,7 @@ class Server:
                 cwd="/",
                 start_new_session=True,
                 umask=0o077,
-                **to.account.identity(),
+                **identity,
             )
             writer.transport.abort()  # ours alone; the program has its own
             os.close(connection)
@@ -183,11 +184,11 @@ class Server:
         finally:
             if connection >= 0:
                 os.close(connection)
-            if process is not None and process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-            self._programs[to.account.uid] -= 1
+            try:
+                if process is not None:
+                    await end(process, to.account.uid)
+            finally:
+                self._programs[to.account.uid] -= 1
 
     async def _send(self, writer: asyncio.StreamWriter, answer: protocol.Answer | Iterable[bytes]) -> None:
         parts = [answer.model_dump_json().encode()] if isinstance(answer, protocol.Answer) else answer

@@ -8,6 +8,7 @@ from carme.broker import protocol
 from carme.broker.access_cache import AccessCache
 from carme.broker.administration import Administration
 from carme.broker.audit import AuditLog
+from carme.broker.background import Rounds
 from carme.broker.bookings import Bookings
 from carme.broker.cluster_service import ClusterService
 from carme.broker.concurrency import ConcurrencyLimit
@@ -35,6 +36,8 @@ from carme.slurm import Slurm
 TIDY_SECONDS = 3600.0
 PROGRAMS_AT_ONCE, PROGRAMS_PER_USER = 16, 4  # run as users; protects this host
 ACCOUNTING_AT_ONCE, ACCOUNTING_PER_USER = 4, 2  # questions to slurmdbd; protects the cluster
+#: Seconds until a program may run: less than clients wait, with the time that it then takes.
+PROGRAMS_PATIENCE = 20.0
 
 
 class Broker:
@@ -56,7 +59,8 @@ class Broker:
             accesses=AccessCache(slurm),
             images=ImageCatalogue(settings.images.directory),
             audit=AuditLog(settings.broker.audit_log),
-            programs=ConcurrencyLimit(PROGRAMS_AT_ONCE, PROGRAMS_PER_USER),
+            programs=ConcurrencyLimit(PROGRAMS_AT_ONCE, PROGRAMS_PER_USER, PROGRAMS_PATIENCE),
+            cancels=ConcurrencyLimit(PROGRAMS_AT_ONCE, PROGRAMS_PER_USER, PROGRAMS_PATIENCE),
             accounting=ConcurrencyLimit(ACCOUNTING_AT_ONCE, ACCOUNTING_PER_USER),
             python=python,
         )
@@ -99,10 +103,14 @@ class Broker:
         return await self._dispatcher.answer(peer, line)
 
     async def _tidy(self) -> None:
+        rounds = Rounds("Forgetting old sessions")
         while True:
-            self._context.book.expire()
-            await self._context.book.save()
+            await rounds.attempt(self._forget_old())
             await asyncio.sleep(TIDY_SECONDS)
+
+    async def _forget_old(self) -> None:
+        self._context.book.expire()
+        await self._context.book.save()
 
     async def _stop_by_policy(self, job: Job) -> None:
         task = job.task if job.array_id == job.id else None

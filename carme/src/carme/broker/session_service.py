@@ -67,6 +67,8 @@ class SessionService:
             text = await self._files.log_tail(job)
         except (CarmeError, TimeoutError) as error:
             _log.info("The log of job %s cannot be read: %s", job.id, error or "it took too long")
+        except Exception:
+            _log.exception("The log of job %s cannot be read.", job.id)  # the broker goes on without it
         self._reading.discard(job.id)
         self._context.book.logged(job.id, text)
         await self._context.feed.notify()

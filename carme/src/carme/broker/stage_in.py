@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from carme.broker import protocol
+from carme.broker.background import Rounds
 from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.broker.files import JobFiles
@@ -47,10 +48,9 @@ class StageIns:
             if job.key and (job.user, job.name, job.is_active) == (owner.name, request.name, True):
                 return job.id
         with context.audit.audited(peer, request, owner.name) as entry:
-            order = await self._submitter.order(_as_job(request), owner)
+            order = await self._submitter.order(await self._as_job(request, owner), owner)
             cluster = await context.watch.poll_nodes()
-            access = await context.accesses.of(owner)
-            order = booked_stage_in_order(order, request.node_names, owner, cluster, access)
+            order = booked_stage_in_order(order, request.node_names, owner, cluster)
             if order is None:
                 entry.drop()
                 return None
@@ -66,12 +66,17 @@ class StageIns:
         # Copies come and go faster than the snapshot is renewed.
         cluster = await context.watch.poll_nodes()
         order = replace(order, prefer=preference(order, owner, cluster))
-        access = await context.accesses.of(owner)
-        first = stage_in_order(order, owner, cluster, context.settings.staging.minutes, access)
+        most = await self._most_minutes(owner, order.account, order.partition, order.request.qos)
+        first = stage_in_order(order, owner, cluster, min([context.settings.staging.minutes, *most]))
         if first is None:
             return order
-        async with context.programs.slot(owner.uid):
-            job_id = await self._submitter.start(first, owner)
+        try:
+            async with context.programs.slot(owner.uid):
+                job_id = await self._submitter.start(first, owner)
+        except CarmeError as error:
+            if error.code == "slurm-away":
+                await context.watch.abandon(first.key)  # Slurm may have taken it all the same
+            raise
         self._features[job_id] = data_features(order, owner)
         await self._submitter.track(first, owner, job_id)
         return replace(order, after=job_id)
@@ -80,7 +85,7 @@ class StageIns:
         """Cancel the stage-in job of a job that is not to run any more."""
         with contextlib.suppress(CarmeError):
             self._context.watch.unwanted(job_id)
-            async with self._context.programs.slot(owner.uid):
+            async with self._context.cancels.slot(owner.uid):
                 await self._context.slurm.cancel(str(job_id), owner)
 
     async def cancel_for(self, job: Job, owner: UnixAccount) -> None:
@@ -94,20 +99,27 @@ class StageIns:
 
     async def follow(self) -> None:
         """Report how far the data of waiting jobs is, and have those jobs prefer its nodes."""
+        rounds = Rounds("Following data on its way")
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            with contextlib.suppress(CarmeError):
-                await self._follow_once()
+            await rounds.attempt(self._follow_once())
 
     async def _follow_once(self) -> None:
+        with contextlib.suppress(CarmeError):
+            await self._follow_jobs()
+
+    async def _follow_jobs(self) -> None:
         jobs = [job for job in self._context.watch.jobs() if job.key and job.is_active]
-        progress = {}
+        found: list[tuple[Job, Job]] = []
         for job in [job for job in jobs if job.is_pending and job.reason == "Dependency"]:
             first = next((candidate for candidate in jobs if is_stage_in_of(candidate, job)), None)
             if first is not None and first.is_running:
-                progress[job.id] = await self._progress_of(first)
-                await self._prefer_nodes_of(first, job)
-        self._context.watch.data_is(progress)
+                found.append((first, job))
+        # At the same time: one owner's home may hang, and no other job's data waits for that.
+        texts = await asyncio.gather(*(self._progress_of(first) for first, _job in found))
+        self._context.watch.data_is({job.id: text for (_first, job), text in zip(found, texts, strict=True)})
+        for first, job in found:
+            await self._prefer_nodes_of(first, job)
         ids = {job.id for job in jobs}
         self._features = {key: value for key, value in self._features.items() if key in ids}
 
@@ -131,16 +143,30 @@ class StageIns:
         except SlurmError as error:
             _log.warning("Job %s cannot prefer the nodes that have its data: %s", job.id, error)
 
+    async def _as_job(self, request: protocol.StageIn, owner: UnixAccount) -> JobRequest:
+        """The request of a job that needs the data and has no command."""
+        account = request.account or self._context.settings.slurm.default_account
+        most = await self._most_minutes(owner, account, request.partition, None)
+        return JobRequest(
+            name=request.name,
+            kind="batch",
+            command=["-"],
+            partition=request.partition,
+            account=request.account,
+            nodes=len(request.node_names),
+            minutes=min([request.minutes, *most]),
+            stage=request.stage,
+        )
 
-def _as_job(request: protocol.StageIn) -> JobRequest:
-    """The request of a job that needs the data and has no command."""
-    return JobRequest(
-        name=request.name,
-        kind="batch",
-        command=["-"],
-        partition=request.partition,
-        account=request.account,
-        nodes=len(request.node_names),
-        minutes=request.minutes,
-        stage=request.stage,
-    )
+    async def _most_minutes(
+        self, owner: UnixAccount, account: str | None, partition: str, qos: str | None
+    ) -> list[int]:
+        """How long the partition and the accounting let a job run, as far as they have limits.
+
+        What would take longer Slurm lets wait for ever, and what depends on it as well.
+        """
+        access = await self._context.accesses.of(owner)
+        partitions = self._context.watch.cluster().partitions
+        limits = [each.max_minutes for each in partitions if each.name == partition]
+        limits.append(access.longest_minutes(account, partition, qos))
+        return [limit for limit in limits if limit]

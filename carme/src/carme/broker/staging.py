@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from carme.config import Settings
 from carme.errors import InvalidRequest
-from carme.jobs import Access, Cluster, Job, JobRequest, Share, Stage
+from carme.jobs import Cluster, Job, JobRequest, Share, Stage
 from carme.launch.exits import DATA_LINE
 from carme.launch.spec import StageSpec
 from carme.slurm import Order, UnixAccount
@@ -50,17 +50,14 @@ def constraint(request: JobRequest) -> str:
     return BEEOND if any(stage.target == "beeond" for stage in request.stage) else ""
 
 
-def stage_in_order(
-    order: Order, owner: UnixAccount, cluster: Cluster, minutes: int, access: Access
-) -> Order | None:
+def stage_in_order(order: Order, owner: UnixAccount, cluster: Cluster, minutes: int) -> Order | None:
     """The job that brings the data of an order; None where the next one on some nodes finds it there already.
 
     Args:
         order: What is to run when the data is there.
         owner: Whose job it is.
         cluster: The nodes, with the copies that they have.
-        minutes: The longest that copying may take.
-        access: What Slurm lets the owner use.
+        minutes: The longest that copying may take, and that Slurm lets a job of the order's owner run.
     """
     stages = [stage for stage in order.request.stage if stage.is_ahead]
     if not stages:
@@ -78,11 +75,11 @@ def stage_in_order(
     if len(local) == len(stages) and len(staged) >= order.request.nodes:
         return None
     nodes = order.request.nodes if local else 1
-    return _data_only_order(order, f"{STAGING_NAME}{order.key[:12]}", stages, nodes, minutes, cluster, access)
+    return _data_only_order(order, f"{STAGING_NAME}{order.key[:12]}", stages, nodes, minutes, cluster)
 
 
 def booked_stage_in_order(
-    order: Order, node_names: Sequence[str], owner: UnixAccount, cluster: Cluster, access: Access
+    order: Order, node_names: Sequence[str], owner: UnixAccount, cluster: Cluster
 ) -> Order | None:
     """The job that brings data to nodes that are booked; None where all of them have it already.
 
@@ -91,7 +88,6 @@ def booked_stage_in_order(
         node_names: The nodes.
         owner: Whose job it is.
         cluster: The nodes, with the copies that they have.
-        access: What Slurm lets the owner use.
     """
     stages = [stage for stage in order.request.stage if stage.is_ahead]
     local = {stage.feature(owner.uid) for stage in stages if stage.target == "local"}
@@ -100,24 +96,19 @@ def booked_stage_in_order(
         return None
     nodes = tuple(node_names) if local else ()
     staging_order = _data_only_order(
-        order, order.request.name, stages, len(nodes) or 1, order.request.minutes, cluster, access
+        order, order.request.name, stages, len(nodes) or 1, order.request.minutes, cluster
     )
     return replace(staging_order, node_names=nodes)
 
 
 def _data_only_order(
-    order: Order, name: str, stages: list[Stage], nodes: int, minutes: int, cluster: Cluster, access: Access
+    order: Order, name: str, stages: list[Stage], nodes: int, minutes: int, cluster: Cluster
 ) -> Order:
-    """A job that brings data, in the same partition, for the same account, and does nothing else.
-
-    It asks for no more time than Slurm ever gives: it would wait for ever, and the job behind it too.
-    """
+    """A job that brings data, and does nothing else; its partition, account and quality of service are those
+    of the order."""
     members = next(
         (partition.node_names for partition in cluster.partitions if partition.name == order.partition), []
     )
-    limits = [partition.max_minutes for partition in cluster.partitions if partition.name == order.partition]
-    limits.append(access.longest_minutes(order.account, order.partition, order.request.qos))
-    minutes = min([minutes, *(limit for limit in limits if limit)])
     cpus = min([CPUS, *(node.cpus for node in cluster.nodes if node.name in members)])
     return replace(
         order,
@@ -129,8 +120,8 @@ def _data_only_order(
             command=["-"],  # none: it ends when the data is there
             nodes=nodes,
             minutes=minutes,
-            reservation=order.request.reservation,
             qos=order.request.qos,
+            reservation=order.request.reservation,
         ),
         share=Share(cpus=cpus, memory_mb=MEMORY_MB),
         spec=order.spec._replace(

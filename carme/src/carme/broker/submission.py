@@ -44,7 +44,7 @@ class Submissions:
                     job_id = await self._start(order, owner)
             except CarmeError as error:
                 if order and error.code == "slurm-away":
-                    context.watch.abandon(order.key, owner)  # Slurm may have taken it all the same
+                    await context.watch.abandon(order.key)  # Slurm may have taken it all the same
                 if order and order.after is not None:
                     await self._stage_ins.cancel(order.after, owner)
                 raise

@@ -13,8 +13,8 @@ from carme.broker.accounting_lookup import AccountingLookup
 from carme.broker.feed import Feed
 from carme.broker.overview import JobFigures, Overview
 from carme.broker.preemptions import Preemptions
-from carme.broker.records import CLOCKS
 from carme.broker.sessions import SessionBook, same
+from carme.broker.vanished import Answer, VanishedJobs
 from carme.broker.waiting import Waiting
 from carme.errors import CarmeError, SlurmError
 from carme.jobs import FORGOTTEN, Cluster, Job, JobState, Licence, Phase, Reservation
@@ -48,8 +48,6 @@ POLL_SECONDS_ENDING = 0.3
 # Slurm saves its state some seconds late. When it is killed, the last moments are lost: jobs that it had just
 # taken, and that a job was cancelled.
 CANCEL_AGAIN_SECONDS = 3.0  # for which a job may live on although its session is over or is to end
-LOST_SECONDS = 30.0  # for which the accounting gets a chance to say what became of a job that vanished
-CLOSE_AGAIN_SECONDS = 5.0
 
 # A session's server may be ready before the snapshot shows that its job runs: others hear of the server once
 # it does, or after so many seconds.
@@ -83,6 +81,7 @@ class Watch:
         self._entries: dict[int, _Entry] = {}
         self._changes: dict[int, _Entry] = {}  # the same by the number of their change, oldest first
         self._lookup = AccountingLookup(slurm)
+        self._vanished = VanishedJobs(slurm)
         self._preemptions = Preemptions(slurm)
         self._waiting = Waiting(slurm)
         self._cluster: Cluster | None = None
@@ -98,13 +97,9 @@ class Watch:
         self._failure: CarmeError | None = None
         self._rest = 0.0  # seconds until the next look at the earliest, unless somebody wants it at once
         self._seen = False
-        self._abandoned: dict[str, UnixAccount] = {}
-        self._missing: dict[int, float] = {}  # jobs that vanished, and when that was seen first
         self._unwanted: set[int] = set()  # jobs that somebody requested to cancel
         self._living: dict[int, float] = {}  # jobs that ought to have ended, and since when or last cancelled
         self._headless: set[int] = set()  # jobs without their first node that were cancelled
-        self._unclosed: set[int] = set()  # lost jobs whose records in the accounting have no end
-        self._close_due = -math.inf
         self._wanted = asyncio.Event()
         self._finished = 0  # number of the last poll that is over
         self._polled = asyncio.Condition()
@@ -186,9 +181,10 @@ class Watch:
         """Somebody cancels this job: should Slurm lose it, it is not to come back."""
         self._unwanted.add(job_id)
 
-    def abandon(self, key: str, owner: UnixAccount) -> None:
+    async def abandon(self, key: str) -> None:
         """Cancel the job with this key should it turn up: its submission got no answer."""
-        self._abandoned[key] = owner
+        self._book.records.abandon(key)
+        await self._book.save()
         self.poll_soon()
 
     def poll_soon(self) -> None:
@@ -273,7 +269,6 @@ class Watch:
         await self._cancel_abandoned(carme_jobs)
         await self._cancel_again(carme_jobs)
         await self._cancel_headless(carme_jobs)
-        await self._close_lost()
         if time.monotonic() >= self._cluster_due:
             await self.poll_nodes()
             await self._show(taken)
@@ -296,12 +291,17 @@ class Watch:
         await self._feed.notify()
 
     async def _cancel_abandoned(self, found: list[Job]) -> None:
-        for job in found if self._abandoned else ():
-            owner = self._abandoned.get(job.key or "")
-            if owner and job.user == owner.name and job.is_active:
-                _log.warning("Job %s is cancelled: its submission had got no answer.", job.id)
+        records = self._book.records
+        for job in found:
+            if not (job.is_active and records.is_abandoned(job)):
+                continue
+            _log.warning("Job %s is cancelled: its submission had got no answer.", job.id)
+            try:
+                owner = await asyncio.to_thread(UnixAccount.named, job.user)
                 await self._slurm.cancel(str(job.array_id or job.id), owner)
-                del self._abandoned[job.key or ""]
+                records.abandon(job.key or "", False)
+            except CarmeError as error:  # once more with the next poll
+                _log.warning("Job %s is not cancelled: %s", job.id, error)
 
     async def _cancel_again(self, found: list[Job]) -> None:
         """Cancel what lives on although its session is over or was cancelled: Slurm did not keep that."""
@@ -333,29 +333,11 @@ class Watch:
                 _log.warning("Job %s is not cancelled: %s", job.id, error)
         self._headless = headless
 
-    async def _close_lost(self) -> bool:
-        """Give the records of lost jobs in the accounting an end; whether none is left without."""
-        if not self._unclosed:
-            return True
-        # Slurm closes by number: not while another job has the number of a lost one.
-        active = any(job.id in self._unclosed and job.is_active for job in self._found)
-        if active or time.monotonic() < self._close_due:
-            return False
-        self._close_due = time.monotonic() + CLOSE_AGAIN_SECONDS
-        try:
-            await self._slurm.close_lost()
-        except CarmeError as error:
-            _log.warning("What Slurm lost has no end in the accounting yet: %s", error)
-            return False
-        _log.info("Jobs that Slurm lost have got an end in the accounting: %s.", sorted(self._unclosed))
-        self._unclosed.clear()
-        return True
-
     def _displace(self, job: Job) -> None:
         """Another job has the number of this one."""
         if job.is_active:
             _log.warning("Slurm has lost job %s, and has given its number to another one.", job.id)
-            self._unclosed.add(job.id)
+            self._vanished.displaced(job)
             self._book.displaced(job)
 
     def _pause(self) -> float:
@@ -396,20 +378,23 @@ class Watch:
                 self._displace(old.job)
                 self._drop(job.id)
         missing = [key for key, entry in self._entries.items() if key not in jobs and entry.poll < number]
-        now = time.monotonic()
-        self._missing = {key: self._missing.get(key, now) for key in missing}
-        for job_id in missing:
-            entry = self._entries[job_id]
-            if entry.job.is_over:
-                self._drop(job_id)
-                self._unwanted.discard(job_id)
+        gone = [self._entries[job_id].job for job_id in missing]
+        answers = await self._vanished.look_up([job for job in gone if not job.is_over])
+        closed = await self._vanished.close_lost(found)
+        for job in gone:
+            entry = self._entries.get(job.id)
+            if entry is None or entry.job is not job:
+                continue  # its number was given to a job that was submitted meanwhile
+            if job.is_over:
                 self._feed.forget(entry.changed)
-            else:
-                patient = now < self._missing[job_id] + LOST_SECONDS
-                reported = await self._vanished(entry.job, patient)
-                if reported.id != job_id:
-                    self._drop(job_id)
-                jobs[reported.id] = reported
+                self._drop(job.id)
+                self._unwanted.discard(job.id)
+                continue
+            answer = answers.get(job.id)  # none yet: it stays as it was
+            reported = job if answer is None else answer.ended or await self._lost(job, answer, closed)
+            if reported.id != job.id:
+                self._drop(job.id)
+            jobs[reported.id] = reported
         changed = False
         for job in jobs.values():
             old = self._entries.get(job.id)
@@ -429,44 +414,29 @@ class Watch:
         known = self.job(job.id)
         return known.exit_code if known and known.is_over else None
 
-    async def _vanished(self, job: Job, patient: bool) -> Job:
-        """What became of a job that is not in the queue any more: it has ended, or Slurm has lost it.
+    async def _lost(self, job: Job, answer: Answer, closed: bool) -> Job:
+        """What becomes of a job that Slurm has lost.
 
         The job of a session that was lost while it waited is submitted again, and may get another number. The
         queue was read before, so it is not there; and should it have begun all the same, it begins only once
         (`carme.launch.preparation.begin`).
 
         Args:
-            patient: What cannot be found out now may be found out at the next poll.
+            answer: What the accounting says about it.
+            closed: Whether its record in the accounting has an end.
         """
-        try:
-            known = await self._slurm.accounted(job.id)
-        except CarmeError as error:
-            if patient and error.code != "no-accounting":
-                return job
-            known = None
-        if known is not None and not _is_record_of(known, job):
-            known = None  # of another job that once had this number
-        if known is not None and known.is_over and not _closed(known):
-            # The accounting gets a job's comment, which says what it is, only with its regular end.
-            what = {"name": job.name, "kind": job.kind, "key": job.key, "image": job.image}
-            return known.model_copy(update=what)
-        if known is not None and not known.is_over:
-            self._unclosed.add(job.id)
-        closed = await self._close_lost()
-        has_begun = known is not None and (known.started is not None or known.is_running)
-        waited = job.state is JobState.PENDING and not has_begun
+        waited = job.state is JobState.PENDING and not answer.has_begun
         wanted = job.id not in self._unwanted and not self._book.is_unwanted(job)
         twins = [each for each in self._found if each.key == job.key]
         if waited and wanted and self._book.is_own(job):
             again = next((twin for twin in twins if twin.user == job.user and twin.is_active), None)
-            if again and job.key not in self._abandoned:
+            if again and not self._book.records.is_abandoned(job):
                 # It was submitted again by a broker that ended before it had kept the new number.
                 _log.warning("Job %s, which Slurm had lost while it waited, is job %s.", job.id, again.id)
                 self._book.moved(job, again)
                 return again
             if not twins:
-                if patient and not closed:
+                if answer.patient and not closed:
                     return job
                 with contextlib.suppress(CarmeError):
                     return await self._submit_again(job)
@@ -482,7 +452,7 @@ class Watch:
             number = await self._slurm.submit_again(job, owner, self._book.submissions(job) + 1)
         except CarmeError as error:
             if error.code == "slurm-away":
-                self.abandon(job.key or "", owner)  # Slurm may have taken it all the same
+                await self.abandon(job.key or "")  # Slurm may have taken it all the same
             _log.warning("Job %s, which Slurm has lost, is not submitted again: %s", job.id, error)
             raise
         _log.warning("Job %s, which Slurm had lost while it waited, is submitted as job %s.", job.id, number)
@@ -495,26 +465,6 @@ class Watch:
         await self._book.save()
         self.poll_soon()
         return again
-
-
-def _is_record_of(known: Job, job: Job) -> bool:
-    """Whether a record in the accounting is of this job; its owner may have renamed it since."""
-    if known.user != job.user:
-        return False
-    if known.submitted is None or job.submitted is None or known.submitted == job.submitted:
-        return True
-    # It was put back into the queue, or the time is the broker's own: Slurm had not shown the job yet.
-    return known.name == job.name and known.submitted > job.submitted - CLOCKS
-
-
-def _closed(job: Job) -> bool:
-    """Whether a record in the accounting is of a lost job that was given an end.
-
-    Of one that had begun that is its start, and without a comment: a job that ended regularly has one.
-    """
-    if job.state is not JobState.COMPLETED:
-        return False
-    return job.started is None or (job.started == job.ended and not job.key)
 
 
 def _not_ready() -> SlurmError:

@@ -90,6 +90,18 @@ class Access(BaseModel):
         ]
         return max(found, key=lambda association: bool(association.partition), default=None)
 
+    def longest_minutes(self, account: str | None, partition: str, requested_qos: str | None) -> int | None:
+        """How long the accounting lets a job run; None: as long as the partition does.
+
+        The arguments are those of `quality`, but without an account the default one counts.
+        """
+        if "limits" not in self.enforced:
+            return None
+        account = account or self.default_account or ""
+        qos = self.quality(account, partition, requested_qos)
+        found = limits_of(self.user, account, qos, self.limits)
+        return next((limit.minutes for limit in found if limit.minutes is not None), None)
+
     def quality(self, account: str | None, partition: str, requested: str | None) -> str:
         """The quality of service that a job gets; empty: not known."""
         association = self.association(account, partition)
@@ -98,19 +110,6 @@ class Access(BaseModel):
         if association.default_qos or not association.qos:
             return association.default_qos
         return association.qos[0] if len(association.qos) == 1 else ORDINARY_QOS
-
-    def longest_minutes(self, account: str | None, partition: str, requested: str | None) -> int | None:
-        """How long the accounting lets a job run; None: as long as its partition does.
-
-        Args:
-            account: None: the default account.
-            requested: The quality of service that the job names.
-        """
-        if "limits" not in self.enforced:
-            return None
-        account = account or self.default_account or ""
-        chain = limits_of(self.user, account, self.quality(account, partition, requested), self.limits)
-        return next((each.minutes for each in chain if each.minutes is not None), None)
 
 
 def usable(cluster: Cluster, access: Access, accounts: Collection[str] = ()) -> Cluster:

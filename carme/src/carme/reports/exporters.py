@@ -22,7 +22,16 @@ from urllib.parse import urlsplit
 from carme.errors import CarmeError
 from carme.jobs import Job
 from carme.jobs.nodes import expand
-from carme.reports.metrics import POINTS, SHORTEST_STEP, Series, curves_of, rank_curves, rank_use, usage_of
+from carme.reports.metrics import (
+    POINTS,
+    SHORTEST_STEP,
+    Series,
+    curves_of,
+    is_usable,
+    rank_curves,
+    rank_use,
+    usage_of,
+)
 from carme.reports.models import Curve, RankUse, Usage
 from carme.reports.prometheus import connection
 from carme.reports.record import MOST_RANKS
@@ -282,7 +291,7 @@ def _series(text: str, node: str, job_id: int) -> dict[_Key, float]:
         if mark not in labels:
             continue
         known = dict(_LABEL.findall(labels))
-        if known.get("jobid") != str(job_id) or not math.isfinite(number := float(value)):
+        if known.get("jobid") != str(job_id) or not is_usable(number := float(value)):
             continue
         key = _Key(name, node, *(known.get(label, "") for label in ("gpu", "rank", "cause")))
         found[key] = found.get(key, 0.0) + number

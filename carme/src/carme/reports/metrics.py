@@ -12,12 +12,24 @@ from carme.reports.models import Curve, GpuUse, NodeUse, RankUse, TrainingUse, U
 from carme.reports.prometheus import Prometheus
 from carme.reports.record import MOST_RANKS
 
-__all__ = ["POINTS", "SHORTEST_STEP", "Metrics", "Series", "curves_of", "rank_curves", "rank_use", "usage_of"]
+__all__ = [
+    "POINTS",
+    "SHORTEST_STEP",
+    "Metrics",
+    "Series",
+    "curves_of",
+    "is_usable",
+    "rank_curves",
+    "rank_use",
+    "usage_of",
+]
 
 POINTS = 240  # of a curve
 CURVE_POINTS = 120  # of a curve that is reported
 SHORTEST_STEP = 15.0
 WORKS = 0.05  # a GPU that is busy for less than that does nothing
+#: Of a value. Jobs report their losses themselves, and sums of larger ones are more than a float holds.
+LARGEST = 1e100
 
 _QUERIES = {
     "busy": "carme_job_gpu_utilization_ratio{%s}",
@@ -102,7 +114,7 @@ class Metrics:
         for series in answer["data"]["result"]:
             labels, value = series["metric"], float(series["value"][1])
             rank = str(labels.get("rank", ""))
-            if rank.isascii() and rank.isdecimal() and math.isfinite(value):
+            if rank.isascii() and rank.isdecimal() and is_usable(value):
                 name = f"{labels['__name__'].removeprefix('carme_training_')}{labels.get('cause', '')}"
                 reported.setdefault((int(rank), str(labels.get("node", ""))), {})[name] = value
         return [rank_use(rank, node, sums) for (rank, node), sums in sorted(reported.items())]
@@ -118,9 +130,14 @@ class Metrics:
             values = found.setdefault(key, [None] * count)
             for moment, text in series["values"]:
                 place = round((float(moment) - begin) / step)
-                if 0 <= place < count and math.isfinite(value := float(text)):
+                if 0 <= place < count and is_usable(value := float(text)):
                     values[place] = value
         return found
+
+
+def is_usable(value: float) -> bool:
+    """Whether a value of a metric is a number from which means can be made."""
+    return abs(value) <= LARGEST  # not so NaN
 
 
 def usage_of(found: dict[str, Series], seconds: float, step: float, each: list[RankUse]) -> Usage | None:

@@ -87,6 +87,10 @@ class Accounting:
         found = [job for job in jobs if job.has_task(job_id, task)]
         return next((job for job in found if job.task == task), found[0] if found else None)
 
+    async def accounted_jobs(self, ids: Iterable[int]) -> dict[int, Job]:
+        known = {**self._ledger.jobs, **{job.id: job for job in self._active()}}
+        return {job_id: known[job_id] for job_id in ids if job_id in known}
+
     async def admin_comments(self, ids: Iterable[int]) -> dict[int, str]:
         return {job_id: self._comments[job_id] for job_id in ids if job_id in self._comments}
 

@@ -10,7 +10,7 @@ import shlex
 import string
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Unpack
@@ -50,7 +50,9 @@ _WHOLE = {"SLURM_BITSTR_LEN": "0"}
 _PASSING = re.compile(r" (?:RunTime|LastSchedEval)=\S+")
 _ALPHABET = string.ascii_letters + string.digits
 _MANAGE = ("sacctmgr", "--immediate", "--noheader", "--parsable2")
-_MOST_NAMED = 1000  # jobs in an argument; at the next poll more have what they lack at this one
+#: Jobs in an argument, for which Linux has 128 KiB. Where there are more, squeue prints all jobs, as it reads
+#: them in any case, or they have what they lack at the next poll.
+_MOST_NAMED = 1000
 _ESTIMATE = re.compile(r"to start at (?P<start>\S+)(?: using .*? on nodes (?P<nodes>\S+))?")
 
 
@@ -125,12 +127,12 @@ class SlurmCommands:
         return {"SQUEUE_FORMAT": short}, {"SQUEUE_FORMAT2": long}
 
     async def exit_statuses(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
-        jobs = ",".join(map(str, ids))
-        done = await run(
-            "squeue", "--states=all", "--noheader", f"--jobs={jobs}", "--Format=JobID:20,exit_code:20"
-        )
+        wanted = set(ids)
+        question = ("squeue", "--states=all", "--noheader", *_named(wanted))
+        done = await run(*question, "--Format=JobID:20,exit_code:20")
         # With a single id that Slurm has forgotten squeue fails; then nothing is known about it.
-        return parsing.exit_statuses(done.output.decode(errors="replace")) if done.code == 0 else {}
+        found = parsing.exit_statuses(done.output.decode(errors="replace")) if done.code == 0 else {}
+        return {job_id: status for job_id, status in found.items() if job_id in wanted}
 
     async def outcomes(self, jobs: Iterable[Job]) -> dict[int, Outcome]:
         jobs = list(jobs)
@@ -144,12 +146,11 @@ class SlurmCommands:
         return found
 
     async def visible_jobs(self, ids: Iterable[int], account: UnixAccount) -> set[int]:
-        jobs = ",".join(map(str, ids))
-        done = await run(
-            "squeue", "--states=all", "--noheader", f"--jobs={jobs}", "--Format=JobID:20", owner=account
-        )
+        wanted = set(ids)
+        question = ("squeue", "--states=all", "--noheader", *_named(wanted))
+        done = await run(*question, "--Format=JobID:20", owner=account)
         words = done.output.decode(errors="replace").split() if done.code == 0 else []
-        return {int(word) for word in words if word.isdecimal()}
+        return {int(word) for word in words if word.isdecimal()} & wanted
 
     async def visible_partitions(self, account: UnixAccount) -> set[str]:
         done = await run("sinfo", "--noheader", "--format=%R", owner=account)
@@ -243,12 +244,16 @@ class SlurmCommands:
     async def project_accounts(self) -> dict[str, ProjectAccount]:
         accounts = await _ask(*_MANAGE, "show", "account", "format=account,organization")
         names = parsing.accounts_of(accounts, ORGANISATION)
-        if not names:
-            return {}
-        which = [f"account={','.join(names)}", f"cluster={self._cluster}"]
+        found: dict[str, ProjectAccount] = {}
+        for begin in range(0, len(names), _MOST_NAMED):
+            found |= await self._projects_of(names[begin : begin + _MOST_NAMED])
+        return found
+
+    async def _projects_of(self, accounts: list[str]) -> dict[str, ProjectAccount]:
+        which = [f"account={','.join(accounts)}", f"cluster={self._cluster}"]
         form = f"format={','.join(parsing.ASSOCIATION_FIELDS)}"
         associations = await _ask(*_MANAGE, "show", "association", "where", *which, form)
-        requested = [f"accounts={','.join(names)}", "flags=assoc"]
+        requested = [f"accounts={','.join(accounts)}", "flags=assoc"]
         use = await _ask("scontrol", "--oneliner", "show", "assoc_mgr", *requested)
         return parsing.project_accounts(associations, use)
 
@@ -294,11 +299,19 @@ class SlurmCommands:
         return jobs[:limit]
 
     async def accounted(self, job_id: int, task: int | None = None) -> Job | None:
-        jobs = await self._accounted_of(job_id)
+        jobs = await self._accounted_of([job_id])
         if task is None:
             return next((job for job in jobs if job.id == job_id), None)
         found = [job for job in jobs if job.has_task(job_id, task)]
         return next((job for job in found if job.task == task), found[0] if found else None)
+
+    async def accounted_jobs(self, ids: Iterable[int]) -> dict[int, Job]:
+        wanted = set(ids)
+        found: dict[int, Job] = {}
+        for job in await self._accounted_of(sorted(wanted)):
+            if job.id in wanted:
+                found.setdefault(job.id, job)
+        return found
 
     async def admin_comments(self, ids: Iterable[int]) -> dict[int, str]:
         wanted = set(ids)
@@ -336,9 +349,9 @@ class SlurmCommands:
         end = _moment(until) if until else "now"
         return await self._accounting(user_option, f"--starttime={_moment(since)}", f"--endtime={end}")
 
-    async def _accounted_of(self, job_id: int) -> list[Job]:
-        """A job, or the tasks of an array."""
-        return await self._accounting(f"--jobs={job_id}")
+    async def _accounted_of(self, ids: Iterable[int]) -> list[Job]:
+        """Jobs, and the tasks of those that are arrays."""
+        return await self._accounting(f"--jobs={','.join(map(str, ids))}")
 
     async def _accounting(self, *which: str) -> list[Job]:
         return parsing.accounting(*await self._sacct(parsing.ACCOUNTING_FIELDS, "--allocations", *which))
@@ -499,6 +512,11 @@ def _partition_filter(partition: str) -> list[str]:
 def _separator() -> str:
     # 47 bits; it follows each field of each job, so its length counts.
     return "|" + "".join(secrets.choice(_ALPHABET) for _ in range(8))
+
+
+def _named(ids: Collection[int]) -> list[str]:
+    """The option of squeue for these jobs; none where they are too many, and all jobs are to be read."""
+    return [f"--jobs={','.join(map(str, sorted(ids)))}"] if len(ids) <= _MOST_NAMED else []
 
 
 async def _ask(*arguments: str) -> str:

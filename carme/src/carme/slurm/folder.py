@@ -10,7 +10,7 @@ from carme.jobs import submission
 from carme.jobs.certificate import make_certificate
 from carme.slurm.account import UnixAccount
 from carme.slurm.gateway import Order
-from carme.slurm.programs import Finished, run
+from carme.slurm.programs import Finished, check_home, run
 from carme.translation import message as _
 
 
@@ -39,6 +39,7 @@ async def start_in_folder(
     Raises:
         SlurmError: The folder cannot be made.
     """
+    check_home(owner)
     request = order.request
     message = {
         "folder": str(job_folder(owner, order.key)),

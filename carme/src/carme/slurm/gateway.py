@@ -241,6 +241,10 @@ class Slurm(Protocol):
         """One job in the accounting, or a task of the array of that number."""
         ...
 
+    async def accounted_jobs(self, ids: Iterable[int]) -> dict[int, Job]:
+        """These jobs, some hundreds at most, as the accounting has them; left out: those that it has not."""
+        ...
+
     async def admin_comments(self, ids: Iterable[int]) -> dict[int, str]:
         """What administrators noted about jobs in the accounting; left out: not accounted (yet)."""
         ...

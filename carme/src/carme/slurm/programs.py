@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from carme.errors import SlurmError
 from carme.slurm.account import UnixAccount
@@ -12,6 +13,12 @@ from carme.translation import message as _
 
 TIMEOUT = 30.0  # seconds; Slurm's own limits are shorter
 OUTPUT_OF_USERS = 4 << 20  # bytes; a program that runs as a user must not fill our memory
+#: For which a program that was killed may take to end. One that waits for a file server that does not answer
+#: ends only when that does.
+END_SECONDS = 1.0
+
+#: What waits for the ends of killed programs, by the number of the account that they run as.
+_unended: dict[int, set[asyncio.Task[int]]] = {}
 
 
 class Finished(NamedTuple):
@@ -35,6 +42,7 @@ async def run(
     """
     program = arguments[0].rsplit("/", 1)[-1]
     account = owner or UnixAccount.numbered(os.getuid())
+    identity = await _identity(owner) if owner else {}
     try:
         process = await asyncio.create_subprocess_exec(
             *arguments,
@@ -45,7 +53,7 @@ async def run(
             cwd="/",
             start_new_session=True,
             umask=0o077,
-            **(owner.identity() if owner else {}),
+            **identity,
         )
     except FileNotFoundError:
         raise SlurmError(
@@ -54,6 +62,11 @@ async def run(
         ) from None
     except PermissionError as error:
         raise _forbidden(program, account, error) from None
+    except OSError as error:  # such as one process too many for this service, or too long an argument
+        raise SlurmError(
+            _("{program} cannot be started: {why}.", program=program, why=error.strerror or error),
+            _("Try again in a moment; if it stays so, tell an administrator."),
+        ) from None
     try:
         async with asyncio.timeout(TIMEOUT):
             return await _finish(process, stdin, OUTPUT_OF_USERS if owner else None)
@@ -64,14 +77,64 @@ async def run(
             _("{program} printed more than {most} bytes.", program=program, most=OUTPUT_OF_USERS)
         ) from None
     finally:
-        try:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-        finally:
-            # What it started may still hold its pipes; asyncio offers no other way to let go of them.
-            process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
+        await end(process, account.uid)
+
+
+async def _identity(owner: UnixAccount) -> dict[str, Any]:
+    """`UnixAccount.identity`, which may be a question to a directory server; others do not wait for it."""
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            return await asyncio.to_thread(owner.identity)
+    except TimeoutError:
+        raise SlurmError(
+            _("The groups of the account {name} cannot be read: no answer in time.", name=owner.name),
+            _("Try again in a moment; if it stays so, tell an administrator."),
+        ) from None
+
+
+def check_home(owner: UnixAccount) -> None:
+    """See that no program of an account still hangs, before one more is run that reads or writes its home.
+
+    Each holds a process of this host until the home's file server answers.
+
+    Raises:
+        SlurmError: One hangs.
+    """
+    if owner.uid in _unended:
+        raise SlurmError(
+            _("The home directory of {name} does not answer.", name=owner.name),
+            _("Try again in a moment; if it stays so, tell an administrator."),
+            code="home",
+        )
+
+
+async def end(process: asyncio.subprocess.Process, uid: int) -> None:
+    """Kill a program unless it has ended, and let go of it, also where nothing can end it now.
+
+    Args:
+        process: The program; its own session.
+        uid: The number of the account that it runs as.
+    """
+    # What it started may still hold its pipes; asyncio offers no other way to let go of them.
+    close = process._transport.close  # pyright: ignore[reportAttributeAccessIssue]
+    if process.returncode is not None:
+        return close()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    ended = asyncio.create_task(process.wait())
+    try:
+        await asyncio.wait({ended}, timeout=END_SECONDS)
+    finally:
+        close()
+        if not ended.done():
+            _unended.setdefault(uid, set()).add(ended)
+            ended.add_done_callback(functools.partial(_forget, uid))
+
+
+def _forget(uid: int, ended: asyncio.Task[int]) -> None:
+    _unended[uid].discard(ended)
+    if not _unended[uid]:
+        del _unended[uid]
 
 
 def _forbidden(program: str, account: UnixAccount, error: OSError) -> SlurmError:

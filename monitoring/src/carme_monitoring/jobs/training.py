@@ -8,7 +8,6 @@ under that job alone. The messages are those of `carme_runtime.progress`.
 import contextlib
 import json
 import logging
-import math
 import os
 import socket
 import struct
@@ -32,6 +31,7 @@ MOST_EACH_SECOND = 1000  # messages; more wait in the socket, and are lost when 
 _CREDENTIALS = struct.Struct("3i")
 _WAITS = ("data", "ranks")
 _LARGEST = 2**53
+_LARGEST_LOSS = 1e100  # means of larger ones are more than a float holds
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ def _read(data: bytes) -> RankProgress | None:
             seconds=_seconds(message["seconds"]),
             steps=_count(message["steps"]),
             samples=None if samples is None else _count(samples),
-            loss=None if loss is None else _finite(loss),
+            loss=None if loss is None else _number(loss, -_LARGEST_LOSS, _LARGEST_LOSS),
             wait={name: _seconds(wait[name]) for name in _WAITS if name in wait},
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -168,14 +168,12 @@ def _count(value: Any) -> int:
     return value
 
 
-def _finite(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+def _number(value: Any, least: float, most: float) -> float:
+    # Compared before it is turned into a float: that fails with a whole number of hundreds of digits.
+    if type(value) not in (int, float) or not least <= value <= most:
         raise ValueError
     return float(value)
 
 
 def _seconds(value: Any) -> float:
-    number = _finite(value)
-    if number < 0 or number > _LARGEST:
-        raise ValueError
-    return number
+    return _number(value, 0, _LARGEST)

@@ -151,10 +151,10 @@ class SlurmRest(SlurmCommands):
             return await super()._accounted_between(user, since, until)
         return await self._accounted(accounting.between(user, since, until), accounting.jobs)
 
-    async def _accounted_of(self, job_id: int) -> list[Job]:
+    async def _accounted_of(self, ids: Iterable[int]) -> list[Job]:
         if not self._server.acts_for_users:
-            return await super()._accounted_of(job_id)
-        return await self._accounted(accounting.of_jobs([job_id]), accounting.jobs)
+            return await super()._accounted_of(ids)
+        return await self._accounted(accounting.of_jobs(ids), accounting.jobs)
 
     async def _accounted(self, which: Query, convert: Callable[[Any], _T]) -> _T:
         """What `made` makes of these jobs of the accounting, as its administrator sees them."""
