@@ -1,8 +1,10 @@
-"""Where hosts are reached and from where, by IPv4 and IPv6."""
+"""Where hosts are reached and from where, by IPv4 and IPv6, and which of two heads Prometheus watches."""
 
 import base64
 import json
 import re
+import shlex
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -39,9 +41,12 @@ TEMPLATES = {
     "broker": "broker/templates/carme-broker.service.j2",
     "exporter": "node_exporter/templates/carme-node-exporter.service.j2",
     "proxy": "hub/templates/carme-proxy.service.j2",
+    "active": "heads/templates/carme-active.service.j2",
     "carme.toml": "base/templates/carme.toml.j2",
+    "accounts": "base/templates/sysusers.conf.j2",
     "nodes.json": "prometheus/templates/nodes.json.j2",
     "table.json": "monitoring_authority/templates/table.json.j2",
+    "prometheus.yml": "prometheus/templates/prometheus.yml.j2",
 }
 SITE: dict[str, Any] = {
     "carme_hub_database": "postgresql://carme-hub@db.example.org/hub",
@@ -153,6 +158,93 @@ def test_an_ipv6_address_of_the_head_stands_in_brackets(
     assert heads == 1 or (site.heads.address, site.heads.interface) == ("fd00::10/64", "eth6")
     targets = re.findall(r"--(?:default|error)-target (\S+?)(?:'| )", found["proxy"])
     assert targets == ["https://[fd00::10]:8081", "https://[fd00::10]:8081/jupyter/hub/error"]
+
+
+def watched(prometheus: str, name: str) -> list[str]:
+    """The files in which Prometheus finds targets of a job, or of Alertmanager."""
+    described = yaml.safe_load(prometheus)
+    jobs = {job["job_name"]: job for job in described["scrape_configs"]}
+    job = described["alerting"]["alertmanagers"][0] if name == "alertmanager" else jobs[name]
+    return [file for sd in job.get("file_sd_configs", []) for file in sd["files"]]
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_prometheus_runs_on_one_of_two_heads_or_on_both(render: Render, tmp_path: Path, both: bool) -> None:
+    hosts = inventory(tmp_path, 2, monitoring=["head-1", "head-2"][: 1 + both])
+    names = ["accounts", "carme.toml", "active", "prometheus.yml"]
+    found = render("head", names, hosts, carme_heads_address="10.1.0.99/24", carme_heads_interface="eth0")
+    # The other's certificates belong to the group on each of them.
+    assert all("\nu prometheus " in each["accounts"] for each in found.values())
+    asks = 'prometheus = "https://127.0.0.1:9090"'
+    assert [asks in found[name]["carme.toml"] for name in ("head-1", "head-2")] == [True, both]
+    written = ["cluster.yml", *(["alertmanager.yml"] if both else [])]
+    assert watched(found["head-1"]["prometheus.yml"], "carme-cluster") == ["/run/carme-active/cluster.yml"]
+    assert watched(found["head-1"]["prometheus.yml"], "alertmanager") == [
+        f"/run/carme-active/{name}" for name in written[1:]
+    ]
+    starts = [write_targets(found[name]["active"], tmp_path / name) for name in ("head-1", "head-2")]
+    assert starts == [written, written if both else []]
+    for status in (0, 1, 3):
+        restarted = "--no-block try-restart prometheus-alertmanager" if both and status != 1 else ""
+        assert stop(found["head-1"]["active"], tmp_path, status) == restarted, status
+
+
+def stop(unit: str, folder: Path, status: int) -> str:
+    """What a unit requests of systemd when its service has ended with a status.
+
+    0: it was stopped. 3: another head is active. 1: the lease could not be renewed; it starts again.
+    """
+    called, program = folder / "called", folder / "systemctl"
+    called.write_text("")
+    program.write_text(f'#!/bin/sh\necho "$@" >{called}\n')
+    program.chmod(0o755)
+    environment = {"EXIT_STATUS": str(status), "PATH": f"{folder}:/usr/bin:/bin"}
+    for line in re.findall(r"(?m)^ExecStopPost=-(.*)$", unit):
+        subprocess.run(shlex.split(line.replace("$$", "$")), check=True, env=environment)
+    return called.read_text().strip()
+
+
+def write_targets(unit: str, folder: Path) -> list[str]:
+    """Carry out what the unit of the active head does when it has started; the files that it has written."""
+    folder.mkdir(exist_ok=True)
+    for line in re.findall(r"(?m)^ExecStartPost=-(.*)$", unit):
+        program, *words = shlex.split(line.replace("/run/carme-active", str(folder)))
+        subprocess.run([program, *words], check=True)
+    if list(folder.iterdir()):
+        # It goes when the head is no longer active, and stays while the lease cannot be renewed.
+        assert {"RuntimeDirectory=carme-active", "RuntimeDirectoryPreserve=restart"} <= set(unit.splitlines())
+    ports = {"cluster.yml": 9751, "alertmanager.yml": 9093}
+    for file in folder.iterdir():
+        assert yaml.safe_load(file.read_text()) == [{"targets": [f"127.0.0.1:{ports[file.name]}"]}]
+    return [name for name in ports if (folder / name).exists()]
+
+
+def test_prometheus_accepts_the_configuration_of_two_heads(render: Render, tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed; ./test unit fetches it")
+    hosts = inventory(tmp_path, 2, monitoring=["head-1", "head-2"])
+    names = ["active", "prometheus.yml"]
+    found = render("head-1", names, hosts, carme_heads_address="10.1.0.99/24", carme_heads_interface="eth0")[
+        "head-1"
+    ]
+    text = re.sub(r"(?m)^ *(ca|cert|key)_file:.*\n", "", found["prometheus.yml"])
+    for folder in ("/run/carme-active", "/etc/prometheus"):
+        text = text.replace(folder, str(tmp_path))
+    (tmp_path / "prometheus.yml").write_text(text)
+
+    def checked() -> str:
+        command = [promtool, "check", "config", tmp_path / "prometheus.yml"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    # On the standby the files are missing.
+    assert "cluster.yml" in checked()
+    write_targets(found["active"], tmp_path / "run")
+    for name in ("cluster.yml", "alertmanager.yml"):
+        shutil.copy(tmp_path / "run" / name, tmp_path)
+    assert "cluster.yml" not in checked()
 
 
 def tasks_of(role: str, first: str, last: str) -> list[dict[str, Any]]:
