@@ -83,12 +83,12 @@ def render(playbook: Playbook, tmp_path: Path) -> Render:
     def run(on: str, names: list[str], hosts: Path, **settings: Any) -> dict[str, dict[str, str]]:
         roles = sorted({TEMPLATES[name].partition("/")[0] for name in names} - {"base"})
         texts = {name: f"{{{{ lookup('template', roles ~ '/{TEMPLATES[name]}') }}}}" for name in names}
-        kept = [{"role": role, "when": False} for role in roles]
-        play: dict[str, Any] = {"hosts": on, "gather_facts": False, "roles": ["carme", *kept]}
+        unused = [{"role": role, "when": False} for role in roles]
+        play: dict[str, Any] = {"hosts": on, "gather_facts": False, "roles": ["carme", *unused]}
         play["tasks"] = [show("texts") | {"vars": {"texts": texts}}]
         (tmp_path / "play.yml").write_text(json.dumps([facts(), play]))
         known = {**SITE, "roles": str(ANSIBLE / "roles"), "role_path": str(ANSIBLE / "roles/carme")}
-        # No head of an installed site is asked anything: there is no program.
+        # There is no program that could say which head is active.
         known |= {"base_revision": "1", "carme_venv": str(tmp_path / "venv"), **settings}
         done = playbook("-i", hosts, "-e", json.dumps(known), tmp_path / "play.yml")
         return {host: found for host, (found,) in shown(done).items()}
@@ -102,14 +102,14 @@ def allowed(unit: str) -> list[str]:
     return line.split()
 
 
-SLURM = {"slurm_controller": ["slurm"], "slurm_database": ["slurm"]}
+SLURM: dict[str, Any] = {"slurm_controller": ["slurm"], "slurm_database": ["slurm"]}
 
 
 def test_a_broker_without_prometheus_may_reach_the_exporters(render: Render, tmp_path: Path) -> None:
     ((_, found),) = render("head", ["broker"], inventory(tmp_path, 1, **SLURM)).items()
     assert allowed(found["broker"]) == ["localhost", "10.1.0.2", "10.1.0.21", "fd00::22"]
-    kept = inventory(tmp_path, 1, **SLURM, monitoring=["head-1"])
-    ((_, found),) = render("head", ["broker"], kept).items()
+    watched_site = inventory(tmp_path, 1, **SLURM, monitoring=["head-1"])
+    ((_, found),) = render("head", ["broker"], watched_site).items()
     assert allowed(found["broker"]) == ["localhost", "10.1.0.2"]
 
 
@@ -303,7 +303,7 @@ def test_a_node_without_an_address_is_reported_before_anything_is_changed(
 
 
 @pytest.fixture
-def look(playbook: Playbook, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def limited_run(playbook: Playbook, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Has a run for one host learn what it needs of those that are left out, and shows values.
 
     Args:
@@ -315,7 +315,7 @@ def look(playbook: Playbook, tmp_path: Path) -> Callable[..., subprocess.Complet
     """
 
     def run(
-        host: str, values: str, *words: str, groups: dict[str, list[str]] | None = None, **hosts: Any
+        host: str, values: str, *words: str, groups: dict[str, Any] | None = None, **hosts: Any
     ) -> subprocess.CompletedProcess[str]:
         path = inventory(tmp_path, 1, **(groups or {}))
         described = json.loads(path.read_text())
@@ -340,39 +340,43 @@ def away() -> dict[str, Any]:
     return {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": free_port()}
 
 
-Look = Callable[..., subprocess.CompletedProcess[str]]
+LimitedRun = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_run_for_the_head_alone_knows_where_slurm_and_exporters_are(look: Look) -> None:
+def test_a_run_for_the_head_alone_knows_where_slurm_and_exporters_are(limited_run: LimitedRun) -> None:
     """The broker may reach nothing else."""
     found = "[broker_addresses, hostvars['slurm'].ansible_facts.all_ipv4_addresses, precheck_left_out]"
-    ((addresses, slurms, asked),) = shown(look("head-1", found, groups=SLURM))["head-1"]
+    ((addresses, slurms, queried),) = shown(limited_run("head-1", found, groups=SLURM))["head-1"]
     assert slurms and set(slurms) <= set(addresses)
-    assert set(asked) == {"slurm", "n1", "n2"}
+    assert set(queried) == {"slurm", "n1", "n2"}
     # Prometheus reads the exporters, and is no part of this run.
     words = ("--skip-tags", "monitoring")
     watched = SLURM | {"monitoring": ["head-1"]}
-    assert shown(look("head-1", "precheck_left_out", *words, groups=watched)) == {"head-1": [["slurm"]]}
+    assert shown(limited_run("head-1", "precheck_left_out", *words, groups=watched)) == {
+        "head-1": [["slurm"]]
+    }
     # The portal needs no addresses, nor does a broker that has been given some.
     words = ("--tags", "portal")
-    assert shown(look("head-1", "precheck_left_out", *words, groups=SLURM)) == {"head-1": [[]]}
+    assert shown(limited_run("head-1", "precheck_left_out", *words, groups=SLURM)) == {"head-1": [[]]}
     given = {"head-1": {"broker_addresses": ["10.1.0.2"]}}
     words = ("--tags", "broker")
-    assert shown(look("head-1", "precheck_left_out", *words, groups=SLURM, **given)) == {"head-1": [[]]}
+    assert shown(limited_run("head-1", "precheck_left_out", *words, groups=SLURM, **given)) == {
+        "head-1": [[]]
+    }
 
 
-def test_a_controller_that_does_not_answer_is_named(look: Look) -> None:
+def test_a_controller_that_does_not_answer_is_named(limited_run: LimitedRun) -> None:
     """Without its addresses the broker would lose Slurm."""
-    done = look("head-1", "precheck_left_out", groups=SLURM, slurm=away())
+    done = limited_run("head-1", "precheck_left_out", groups=SLURM, slurm=away())
     text = " ".join(done.stdout.split())
     assert done.returncode == 2 and "--limit leaves slurm out, and it cannot be reached" in text, text
     assert "Set broker_addresses for the head in the inventory" in text
 
 
-def test_a_run_for_a_node_alone_knows_the_addresses_of_the_head(look: Look) -> None:
+def test_a_run_for_a_node_alone_knows_the_addresses_of_the_head(limited_run: LimitedRun) -> None:
     """Its exporter allows all of them. A head that is away stops nothing: the inventory has its address."""
     found = "hostvars['head-1'].ansible_facts.all_ipv4_addresses | default([])"
-    ((addresses,),) = shown(look("n1", found)).values()
+    ((addresses,),) = shown(limited_run("n1", found)).values()
     assert addresses
-    assert shown(look("n1", found, **{"head-1": away()})) == {"n1": [[]]}
-    assert shown(look("n1", "precheck_left_out", "--tags", "users")) == {"n1": [[]]}
+    assert shown(limited_run("n1", found, **{"head-1": away()})) == {"n1": [[]]}
+    assert shown(limited_run("n1", "precheck_left_out", "--tags", "users")) == {"n1": [[]]}
