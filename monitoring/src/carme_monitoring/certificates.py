@@ -21,6 +21,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from carme.command_line import run_command
+from carme.errors import CarmeError
+
 __all__ = ["Entry", "make"]
 
 LIFE = timedelta(days=3650)
@@ -38,9 +41,14 @@ class Entry(TypedDict):
 
 
 def make(folder: Path, table: list[Entry], now: datetime | None = None) -> list[str]:
-    """Make what is missing, and set owners and modes right; the names of what was made or changed."""
+    """Make what is missing, and set owners and modes right; the names of what was made or changed.
+
+    Raises:
+        CarmeError: This host lacks a group of the table; then nothing was made.
+    """
     now = now or datetime.now(UTC)
     changed: list[str] = []
+    groups = {entry["group"]: _group(entry) for entry in table}
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     folder.chmod(0o755)
     key, certificate, is_new = _authority(folder, now)
@@ -48,7 +56,7 @@ def make(folder: Path, table: list[Entry], now: datetime | None = None) -> list[
         changed.append("authority")
     for entry in table:
         place = folder / entry["name"]
-        group = grp.getgrnam(entry["group"]).gr_gid
+        group = groups[entry["group"]]
         place.mkdir(mode=0o750, exist_ok=True)
         new = not _is_current(place / "tls.pem", entry, certificate, now)
         if new:
@@ -66,6 +74,17 @@ def make(folder: Path, table: list[Entry], now: datetime | None = None) -> list[
         if new:
             changed.append(entry["name"])
     return changed
+
+
+def _group(entry: Entry) -> int:
+    try:
+        return grp.getgrnam(entry["group"]).gr_gid
+    except KeyError:
+        raise CarmeError(
+            f"This host has no group {entry['group']!r}, to which the certificate {entry['name']!r} is to "
+            "belong. Nothing was made.",
+            "Make the group (groupadd --system), install what it belongs to, or correct the table.",
+        ) from None
 
 
 def _authority(folder: Path, now: datetime) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate, bool]:
@@ -187,5 +206,10 @@ def _write(path: Path, content: bytes, mode: int, group: int) -> None:
     new.rename(path)
 
 
-if __name__ == "__main__":
+def _main() -> int:
     print(json.dumps({"changed": make(Path(sys.argv[1]), json.loads(sys.argv[2]))}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_command("carme_monitoring.certificates", _main))

@@ -59,7 +59,13 @@ def play(playbook: Playbook, tmp_path: Path) -> Callable[..., subprocess.Complet
         (tmp_path / "play.yml").write_text(json.dumps(plays or [alone]))
         template = ANSIBLE / "roles/base/templates/carme.toml.j2"
         exporter = yaml.safe_load((ANSIBLE / "roles/node_exporter/defaults/main.yml").read_text())
-        places = json.dumps({"template": str(template), "readers": exporter["node_exporter_readers"]})
+        places = json.dumps(
+            {
+                "template": str(template),
+                "readers": exporter["node_exporter_readers"],
+                "node_exporter_address": "10.1.0.21",
+            }
+        )
         more = ("-e", f"@{tmp_path / 'settings.json'}", "-e", places)
         return playbook("-i", tmp_path / "hosts.yml", *more, *options, tmp_path / "play.yml")
 

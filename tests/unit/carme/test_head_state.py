@@ -207,6 +207,33 @@ def test_an_owner_without_account_is_named_before_anything_is_written(site: Path
     assert not (site.parent / "portal/a").exists()
 
 
+def test_certificates_of_a_reader_that_this_head_lacks_are_roots(site: Path) -> None:
+    """Such as Zabbix: without it the standby would never get the state."""
+    stream, folder = io.BytesIO(), site.parent / "monitoring"
+    with tarfile.open(fileobj=stream, mode="w|gz") as opened:
+        for path, kind in ((folder, tarfile.DIRTYPE), (folder / "zabbix", tarfile.DIRTYPE)):
+            member = tarfile.TarInfo(f"files{path}")
+            member.type, member.mode = kind, 0o750
+            member.uid, member.gid = os.getuid(), os.getgid()
+            member.gname = "no-such-group" if path != folder else ""
+            opened.addfile(member)
+        opened.addfile(tarfile.TarInfo(state.END))
+    stream.seek(0)
+    assert state.receive(load(site), site, stream) == 2
+    found = (folder / "zabbix").stat()
+    assert found.st_gid == 0 or os.geteuid() != 0
+    assert found.st_mode & 0o777 == 0o750
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w|gz") as opened:
+        member = tarfile.TarInfo(f"files{site.parent}/portal/a")
+        member.gname = "no-such-group"
+        opened.addfile(member)
+        opened.addfile(tarfile.TarInfo(state.END))
+    stream.seek(0)
+    with pytest.raises(CarmeError, match="lacks owners of files: group no-such-group"):
+        state.receive(load(site), site, stream)
+
+
 def test_ssh_notices_a_dead_head(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\nexit 255\n')

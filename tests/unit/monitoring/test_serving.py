@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 import socket
 import ssl
@@ -127,6 +128,20 @@ def test_the_program_says_what_is_wrong_with_its_certificates(tmp_path: Path):
     assert done.returncode == 1
     assert f"The certificates in {tmp_path} cannot be used" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_group_that_the_host_lacks_is_named_before_anything_is_made(tmp_path: Path):
+    table = [*TABLE, {"name": "zabbix", "group": "no-such-group", "client": True}]
+    done = subprocess.run(
+        [sys.executable, "-m", "carme_monitoring.certificates", str(tmp_path / "made"), json.dumps(table)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'monitoring/src'}:{ROOT / 'carme/src'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and not (tmp_path / "made").exists()
+    assert "has no group 'no-such-group', to which the certificate 'zabbix' is to belong" in done.stderr
+    assert "groupadd" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_certificates_are_made_once(site: Path):

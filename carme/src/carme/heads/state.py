@@ -117,7 +117,8 @@ def receive(settings: Settings, config: Path, stream: BinaryIO) -> int:
     """Put another head's state in place; the number of files.
 
     Nothing is written before all of it has arrived. The accounts of portal and hub can change their folders
-    on the other head, so links are copied but never followed.
+    on the other head, so links are copied but never followed. Certificates of a reader that this head does
+    not have, such as Zabbix, are root's here.
 
     Raises:
         CarmeError: It was cut off, names a file that is none of the state, or has an owner without account.
@@ -129,6 +130,7 @@ def receive(settings: Settings, config: Path, stream: BinaryIO) -> int:
             members = archive.getmembers()
             if not members or members[-1].name != END:
                 raise cut
+            _adopt(members[:-1], config.parent / "monitoring")
             placed = _places(members[:-1], allowed)
             for member, path, root in placed:
                 place_member(archive, member, path, owned=True, below=root, clear=True)
@@ -142,6 +144,14 @@ def receive(settings: Settings, config: Path, stream: BinaryIO) -> int:
             raise
         raise cut from None
     return len(placed)
+
+
+def _adopt(members: list[tarfile.TarInfo], folder: Path) -> None:
+    """Give what is in a folder to root's group where this head does not know its own."""
+    unknown = {name for name in {member.gname for member in members} if unknown_owners((), (name,))}
+    for member in members:
+        if member.gname in unknown and folder in _path(member).parents:
+            member.gname, member.gid = "", 0
 
 
 def _places(members: list[tarfile.TarInfo], allowed: list[Path]) -> list[tuple[tarfile.TarInfo, Path, Path]]:
