@@ -204,6 +204,17 @@ class Graph:
         return {name: tuple(places) for name, places in using.items()}
 
     @cached_property
+    def plain(self) -> frozenset[str]:
+        """Operators that compute numbers from sizes of the model's inputs: every piece can do so itself."""
+        known, found = set(self.inputs), set[str]()
+        for operator in self.operators:
+            is_plain = all(self.value[name].dtype == "int" for name in operator.outputs)
+            if is_plain and known.issuperset(operator.inputs):
+                known.update(operator.outputs)
+                found.add(operator.name)
+        return frozenset(found)
+
+    @cached_property
     def with_gradients(self) -> frozenset[str]:
         """Values through which gradients may flow."""
         reached: set[str] = set()

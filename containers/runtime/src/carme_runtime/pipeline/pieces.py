@@ -9,16 +9,6 @@ from carme_runtime.graph import Graph
 from carme_runtime.pipeline.simulation import Channel
 
 
-def plain(graph: Graph) -> frozenset[str]:
-    """Operators that compute numbers from sizes of the model's inputs: every piece can do so itself."""
-    known, found = set(graph.inputs), set()
-    for operator in graph.operators:
-        if all(graph.value[v].dtype == "int" for v in operator.outputs) and known.issuperset(operator.inputs):
-            known.update(operator.outputs)
-            found.add(operator.name)
-    return frozenset(found)
-
-
 def cut_places(graph: Graph) -> list[int]:
     """Before which operators, by their places, another device may begin."""
     places = {operator.name: place for place, operator in enumerate(graph.operators)}
@@ -27,13 +17,12 @@ def cut_places(graph: Graph) -> list[int]:
         if operator.beside:
             start = places[operator.beside] + 1
             allowed[start : place + 1] = [False] * (place + 1 - start)
-    free = plain(graph)
     before = 0  # operators that compute, as a piece of sizes alone is none
     found = []
     for place, each in enumerate(graph.operators):
-        if before and allowed[place] and each.name not in free:
+        if before and allowed[place] and each.name not in graph.plain:
             found.append(place)
-        before += each.name not in free
+        before += each.name not in graph.plain
     return found
 
 
@@ -74,13 +63,16 @@ class Pieces:
     @cached_property
     def channels(self) -> dict[Channel, tuple[str, ...]]:
         """Which values each channel carries, in the order in which they are made."""
-        free, carried = plain(self.graph), {}
+        plain, users, carried = self.graph.plain, self.graph.users, {}
         for place, operator in enumerate(self.graph.operators):
-            if operator.name in free:
+            if operator.name in plain:
                 continue
             source = self.piece_of(place)
             for value in operator.outputs:
-                for target in sorted({self.piece_of(user) for user in self.graph.users[value]} - {source}):
+                # Most values stay in their piece: their last user is in it as well.
+                if not users[value] or self.piece_of(users[value][-1]) == source:
+                    continue
+                for target in sorted({self.piece_of(user) for user in users[value]} - {source}):
                     carried.setdefault((source, target), []).append(value)
         return {channel: tuple(values) for channel, values in sorted(carried.items())}
 
@@ -90,8 +82,16 @@ class Pieces:
 
     def bytes(self, channel: Channel, samples: int, back: bool = False) -> float:
         """The size of a channel's message, forward or back."""
-        names: Sequence[str] = self.gradients(channel) if back else self.channels[channel]
-        return sum(self.graph.value_bytes(name, samples) for name in names)
+        known = self._sizes.get((channel, samples, back))
+        if known is None:
+            names: Sequence[str] = self.gradients(channel) if back else self.channels[channel]
+            known = sum(self.graph.value_bytes(name, samples) for name in names)
+            self._sizes[channel, samples, back] = known
+        return known
+
+    @cached_property
+    def _sizes(self) -> dict[tuple[Channel, int, bool], float]:
+        return {}
 
     def parameters(self, piece: int) -> frozenset[str]:
         """Names of parameters that a piece uses."""

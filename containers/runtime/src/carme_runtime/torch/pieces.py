@@ -17,7 +17,6 @@ import torch
 from torch import fx, nn
 
 from carme_runtime.pipeline import Pieces
-from carme_runtime.pipeline.pieces import plain
 from carme_runtime.torch.traced import Traced, is_dropout
 
 _BATCH_NORM = torch.ops.aten.batch_norm.default
@@ -106,7 +105,7 @@ class _Maker:
         self._copies: dict[str, fx.Node] = {}
         self._placeholders: dict[tuple[str, str], fx.Node] = {}
         self._places = {operator.name: place for place, operator in enumerate(traced.graph.operators)}
-        self._plain = plain(traced.graph)
+        self._plain = traced.graph.plain
         self._body: list[Any] = []
 
     def piece(self) -> Piece:
