@@ -10,6 +10,7 @@ needs no gettext.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,19 +33,28 @@ SOURCES = {
 Template = str | tuple[str, str]
 
 
+def calls_of(path: Path, marks: tuple[str, ...]) -> Iterator[tuple[str, ast.Call]]:
+    """The calls of these functions in a module, each with the function's name."""
+    source = path.read_text(encoding="utf-8")
+    # Most modules have none, and it takes long to parse them.
+    if not re.search(rf"(?<![\w.])(?:{'|'.join(marks)})\s*\(", source):
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in marks:
+            yield node.func.id, node
+
+
 def of_module(path: Path, marks: tuple[str, ...]) -> Iterator[Template]:
     """The templates of a module."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in marks):
-            continue
+    for mark, node in calls_of(path, marks):
         words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
         words = [word for word in words if isinstance(word, str)]
         if not words:
             continue
-        if node.func.id == "number":
+        if mark == "number":
             many = words[1] if len(words) > 1 else f"{words[0]}s"
             yield f"{{count}} {words[0]}", f"{{count}} {many}"
-        elif node.func.id == "plural":
+        elif mark == "plural":
             yield words[0], words[1]
         else:
             yield words[0]

@@ -19,6 +19,7 @@ notifies or queries.
 """
 
 import ast
+import functools
 import io
 import re
 import subprocess
@@ -28,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import c_functions
 
@@ -210,47 +212,60 @@ TEXTS = (
 LEFT: dict[str, int] = {}
 
 
-def definitions(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Names that a module defines, each with its line.
+class Names(NamedTuple):
+    """Names in a module of Python, each with its line.
 
-    But for `other` as the parameter of operators such as `__eq__`, as Python's documentation writes them.
+    Args:
+        definitions: All that it defines.
+        blocks: Functions and classes among them.
+        texts: Texts that are names.
     """
-    operands = {
-        id(arg)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and re.fullmatch("__[a-z]+__", node.name)
-        for arg in node.args.args
-        if arg.arg == "other"
-    }
-    for node in ast.walk(tree):
-        match node:
+
+    definitions: list[tuple[str, int]]
+    blocks: list[tuple[str, int]]
+    texts: list[tuple[str, int]]
+
+
+@functools.cache
+def names_of(source: str) -> Names:
+    """The names in the source of a module.
+
+    But for `other` as the parameter of operators such as `__eq__`, as Python's documentation writes them. To
+    parse all modules takes most of the time of this program, so each is parsed once for all that it looks at.
+    """
+    found = Names([], [], [])
+    operands: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:  # the most frequent ones come first
+            case ast.expr_context():
+                pass
+            case ast.Name(name, context) | ast.Attribute(_, name, context):
+                if isinstance(context, ast.Store):
+                    found.definitions.append((name, node.lineno))
+            case ast.Constant(value):
+                if isinstance(value, str) and NAME.fullmatch(value):
+                    found.texts.append((value, node.lineno))
+            case ast.arg():
+                if id(node) not in operands:
+                    found.definitions.append((node.arg, node.lineno))
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                yield node.name, node.lineno
-            case ast.arg() if id(node) not in operands:
-                yield node.arg, node.lineno
-            case ast.Name(ctx=ast.Store()):
-                yield node.id, node.lineno
-            case ast.Attribute(ctx=ast.Store()):
-                yield node.attr, node.lineno
+                found.definitions.append((node.name, node.lineno))
+                found.blocks.append((node.name, node.lineno))
+                if isinstance(node, ast.FunctionDef) and re.fullmatch("__[a-z]+__", node.name):
+                    operands |= {id(arg) for arg in node.args.args if arg.arg == "other"}
             case ast.alias(asname=str(name)) | ast.ExceptHandler(name=str(name)):
-                yield name, node.lineno
+                found.definitions.append((name, node.lineno))
             case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                yield name, node.lineno
+                found.definitions.append((name, node.lineno))
             case ast.MatchMapping(rest=str(name)):
-                yield name, node.lineno
-
-
-def names_in_texts(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Texts of a module that are names, each with its line."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
-            yield node.value, node.lineno
+                found.definitions.append((name, node.lineno))
+    return found
 
 
 def variables(file: str, source: str) -> Iterator[tuple[str, int]]:
     """Names of Python that a module defines, and those in C++ that are not members of an object, likewise."""
     if file.endswith(".py"):
-        yield from definitions(ast.parse(source))
+        yield from names_of(source).definitions
     else:
         yield from names_in_code(_MEMBER.sub("", c_functions.code_of(source)))
 
@@ -319,12 +334,11 @@ def found_in_prose() -> list[str]:
 def found_whole() -> list[str]:
     """Functions and classes of the product whose whole name is a word of WHOLE, likewise."""
     return [
-        f"{file}:{node.lineno}: {node.name!r}. Write: {WHOLE[node.name.strip('_').lower()]}."
+        f"{file}:{line}: {name!r}. Write: {WHOLE[name.strip('_').lower()]}."
         for file in _listed("*.py")
         if not file.startswith("tests/")
-        for node in ast.walk(ast.parse((ROOT / file).read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        if node.name.strip("_").lower() in WHOLE and not file.endswith(EARLIER.get(node.name, ()))
+        for name, line in names_of((ROOT / file).read_text()).blocks
+        if name.strip("_").lower() in WHOLE and not file.endswith(EARLIER.get(name, ()))
     ]
 
 
@@ -356,6 +370,7 @@ def found_in_c() -> list[str]:
     return found
 
 
+@functools.cache
 def words_of(name: str) -> set[str]:
     """The words of a name, and its pairs of words, whichever way it joins them."""
     words = [word.lower() for word in re.split(r"[_-]|(?<=[a-z0-9])(?=[A-Z])", name) if word]
@@ -390,10 +405,10 @@ def _names_in(file: str, source: str) -> Iterator[tuple[str, int]]:
     if not file.endswith(".py"):
         yield from names_in_code(source)
         return
-    tree = ast.parse(source)
-    yield from definitions(tree)
+    names = names_of(source)
+    yield from names.definitions
     if not file.startswith("tests/") and "/migrations/" not in file:
-        yield from names_in_texts(tree)
+        yield from names.texts
 
 
 def main() -> int:

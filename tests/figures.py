@@ -10,8 +10,9 @@ import ast
 import functools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import NamedTuple
 
 import c_functions
 import js_functions
@@ -32,6 +33,7 @@ LONGEST_FILE = 600
 #: Code of these kinds counts.
 C_SUFFIXES = (".cpp", ".hpp", ".h", ".c")
 SUFFIXES = (".py", *C_SUFFIXES, ".js", ".css", ".html")
+_Import = ast.Import | ast.ImportFrom
 
 
 def modules() -> dict[str, Path]:
@@ -46,15 +48,55 @@ def modules() -> dict[str, Path]:
     return found
 
 
+class _Facts(NamedTuple):
+    """What counts in a module of Python.
+
+    Args:
+        functions: Each with its lines.
+        imports: The statements that import something when it runs.
+        type_imports: The same with those for type checkers.
+    """
+
+    functions: list[tuple[str, int]]
+    imports: list[_Import]
+    type_imports: list[_Import]
+
+
+@functools.cache
+def _facts(source: str) -> _Facts:
+    """Those of a module's source: to parse all modules takes most of the time, so it is done once."""
+    tree = ast.parse(source)
+    functions: list[tuple[str, int]] = []
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:
+        nodes += _statements(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
+    needed, for_types = (
+        [node for node in _running(tree, with_types) if isinstance(node, _Import)]
+        for with_types in (False, True)
+    )
+    return _Facts(functions, needed, for_types)
+
+
 def imports(
-    tree: ast.AST, name: str, is_package: bool, known: set[str], *, with_types: bool = False
+    source: str, name: str, is_package: bool, known: Set[str], *, with_types: bool = False
 ) -> set[str]:
-    """The modules among `known` that a module imports when it runs; `with_types`: or for type checkers."""
+    """The modules among `known` that a module imports when it runs; `with_types`: or for type checkers.
+
+    Args:
+        source: Of the module.
+        name: By which it is imported.
+        is_package: Whether it is a package.
+        known: Names of modules.
+        with_types: See above.
+    """
     found = set[str]()
-    for node in _running(tree, with_types):
+    facts = _facts(source)
+    for node in facts.type_imports if with_types else facts.imports:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = name.split(".")
             above = above[: len(above) - node.level + is_package] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
@@ -82,9 +124,8 @@ def _is_for_checkers(test: ast.expr) -> bool:
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
     """The statements right below a node. Imports and functions are in no expression, and most nodes are."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-            yield child
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        yield from getattr(node, name, ())
 
 
 def circles(*, with_types: bool = False) -> list[list[str]]:
@@ -118,24 +159,12 @@ def layers(package: str = "carme") -> list[list[str]]:
 
 def _graph(files: dict[str, Path], *, with_types: bool = False) -> dict[str, set[str]]:
     """The modules among these that each of them imports."""
-    sources = ((name, file.name == "__init__.py", file.read_text("utf-8")) for name, file in files.items())
-    return _graphs(tuple(sources))[with_types]
-
-
-@functools.lru_cache(maxsize=1)
-def _graphs(sources: tuple[tuple[str, bool, str], ...]) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    """Both graphs of modules, each given by its name, whether it is a package, and its source.
-
-    To parse all of them takes most of the time.
-    """
-    known = {name for name, _, _ in sources}
-    without: dict[str, set[str]] = {}
-    with_types: dict[str, set[str]] = {}
-    for name, is_package, source in sources:
-        tree = ast.parse(source)
-        without[name] = imports(tree, name, is_package, known)
-        with_types[name] = imports(tree, name, is_package, known, with_types=True)
-    return without, with_types
+    return {
+        name: imports(
+            file.read_text("utf-8"), name, file.name == "__init__.py", files.keys(), with_types=with_types
+        )
+        for name, file in files.items()
+    }
 
 
 def _components(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -194,11 +223,7 @@ def _functions(file: Path) -> Iterator[tuple[str, int]]:
     if file.suffix == ".js":
         yield from js_functions.functions(source)
         return
-    nodes: list[ast.AST] = [ast.parse(source)]
-    for node in nodes:
-        nodes += _statements(node)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, (node.end_lineno or 0) - node.lineno + 1
+    yield from _facts(source).functions
 
 
 def long_files() -> dict[str, int]:

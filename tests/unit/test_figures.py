@@ -333,5 +333,5 @@ def test_a_package_is_no_circle_with_modules_that_import_each_other_in_it(tree: 
 
 def test_imports_of_names_and_of_modules_differ() -> None:
     known = {"pack", "pack.a", "pack.b"}
-    found = figures.imports(ast.parse("from pack import a, name"), "pack.b", False, known)
+    found = figures.imports("from pack import a, name", "pack.b", False, known)
     assert found == {"pack", "pack.a"}

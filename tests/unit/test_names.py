@@ -1,6 +1,5 @@
 """The lint of names finds a banned word wherever a name stands."""
 
-import ast
 import subprocess
 from pathlib import Path
 
@@ -24,8 +23,8 @@ def test_a_word_is_found_however_a_name_joins_it(name: str, word: str) -> None:
 
 
 def test_texts_that_are_names_count_and_sentences_do_not() -> None:
-    tree = ast.parse('path("session-prospect")\nvalues = {"asked": 1}\nprint("You are asked twice.")\n')
-    assert list(check_names.names_in_texts(tree)) == [("session-prospect", 1), ("asked", 2)]
+    source = 'path("session-prospect")\nvalues = {"asked": 1}\nprint("You are asked twice.")\n'
+    assert check_names.names_of(source).texts == [("session-prospect", 1), ("asked", 2)]
 
 
 def test_names_in_other_languages_count_and_their_comments_do_not() -> None:
@@ -121,9 +120,8 @@ def test_what_may_stay_is_there() -> None:
             files = [check_names.ROOT / file for file in listed.stdout.splitlines() if file.endswith(end)]
             names: set[str] = set()
             for file in files:
-                tree = ast.parse(file.read_text())
-                names |= {file.stem, *(each for each, _ in check_names.definitions(tree))}
-                names |= {each for each, _ in check_names.names_in_texts(tree)}
+                found = check_names.names_of(file.read_text())
+                names |= {file.stem, *(each for each, _ in (*found.definitions, *found.texts))}
             assert name in names, (name, end)
 
 

@@ -26,6 +26,12 @@ SOURCE = "/opt/carme/src"
 INVENTORY = "/opt/carme/inventory"
 UNIT = "carme-demo-deploy"
 
+#: What a site is made of. A change of anything else, such as tests, needs no deployment.
+FOLDERS = (
+    *("ansible", "carme", "containers", "monitoring", "spawner", "webui"),
+    *("docs/pictures", "docs/users"),  # links in the portal lead there
+)
+
 # Waits for the package manager of an interrupted deployment, then lets it finish.
 _FINISH_PACKAGES = """
 import fcntl, subprocess
@@ -77,11 +83,13 @@ def _unignored(root: Path) -> Iterator[Path]:
 
 
 def source_archive(root: Path) -> tuple[bytes, str]:
-    """The source tree as a tar archive, and a digest of its names, modes and contents."""
+    """What a site is made of, as a tar archive, and a digest of its names, modes and contents."""
     buffer = io.BytesIO()
     digest = hashlib.sha256()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in source_files(root):
+            if not any(name.is_relative_to(folder) for folder in FOLDERS):
+                continue
             path = root / name
             member = tarfile.TarInfo(str(name))
             content = b""

@@ -52,7 +52,9 @@ def declared(part: str) -> dict[str, list[tuple[str, str]]]:
     """Where each option is declared: the file, as `FOLDER/MODULE`, and the help."""
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for file in sorted((figures.ROOT / part).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        source = file.read_text()
+        # Most files have none, and it takes long to parse them.
+        for node in ast.walk(ast.parse(source)) if "add_argument" in source else ():
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                 help = next((ast.unparse(word.value) for word in node.keywords if word.arg == "help"), "")
                 for name in node.args:

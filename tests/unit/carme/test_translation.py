@@ -87,17 +87,13 @@ def test_templates_are_given_their_values(catalogue: ModuleType) -> None:
     wrong = []
     for folder, marks in catalogue.SOURCES.items():
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if not (
-                    isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in marks
-                ):
-                    continue
+            for mark, node in catalogue.calls_of(path, marks):
                 given = {keyword.arg for keyword in node.keywords} | (
-                    {"count"} if node.func.id == "plural" else set()
+                    {"count"} if mark == "plural" else set()
                 )
                 texts = [keyword.value for keyword in node.args if isinstance(keyword, ast.Constant)]
                 texts = [text for text in texts if isinstance(text, str)]
-                if node.func.id in ("noop", "number") or not texts or None in given or not given:
+                if mark in ("noop", "number") or not texts or None in given or not given:
                     continue
                 if set().union(*map(_places, texts)) | {"count"} != given | {"count"}:
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {texts} {given}")
@@ -109,7 +105,7 @@ def _is_english(path: Path) -> bool:
     return any(f"/{part}/" in name or name.endswith(f"/{part}") for part in ENGLISH)
 
 
-def _unmarked(path: Path) -> list[str]:
+def _unmarked(catalogue: ModuleType, path: Path) -> list[str]:
     """The sentences of errors that a module writes out without a mark."""
     found = []
     errors = {
@@ -117,9 +113,7 @@ def _unmarked(path: Path) -> list[str]:
         *("BrokerTimeout", "ConfigError", "FileError", "Unreachable", "JobFailed", "HubError"),
         *("HubSilent", "HubUnavailable", "_refused", "_unreachable"),  # two make such errors
     }
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in errors):
-            continue
+    for _, node in catalogue.calls_of(path, tuple(errors)):
         for argument in node.args[:2]:
             choices = (argument.body, argument.orelse) if isinstance(argument, ast.IfExp) else (argument,)
             for choice in choices:
@@ -130,11 +124,12 @@ def _unmarked(path: Path) -> list[str]:
     return found
 
 
-def test_errors_are_made_of_templates() -> None:
+def test_errors_are_made_of_templates(catalogue: ModuleType) -> None:
     paths = [
         path for part in ("carme/src", "spawner/src", "webui/src") for path in (ROOT / part).rglob("*.py")
     ]
-    assert [place for path in sorted(paths) if not _is_english(path) for place in _unmarked(path)] == []
+    paths = [path for path in sorted(paths) if not _is_english(path)]
+    assert [place for path in paths for place in _unmarked(catalogue, path)] == []
 
 
 def test_values_are_translated_and_names_are_not() -> None:

@@ -7,10 +7,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
-from carme_demo.deployment import Progress, inventory, source_archive, source_files, variables
+from carme_demo.deployment import FOLDERS, Progress, inventory, source_archive, source_files, variables
 from carme_demo.settings import Settings
 from carme_demo.stages import Stages
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -47,17 +50,48 @@ def test_with_git_changes_that_are_not_committed_are_copied_and_deleted_files_ar
 
 
 def test_the_digest_follows_content_and_mode_but_not_time(tree: Path) -> None:
+    part = tree / "carme"
+    (tree / "part").rename(part)
+    for name in ("run", "link"):
+        (tree / name).rename(part / name)
     archive, digest = source_archive(tree)
     members = {member.name: member for member in tarfile.TarFile(fileobj=io.BytesIO(archive)).getmembers()}
-    assert members["run"].mode == 0o755
-    assert members["link"].linkname == "run"
-    os.utime(tree / "run", (1, 1))
+    assert members["carme/run"].mode == 0o755
+    assert members["carme/link"].linkname == "run"
+    os.utime(part / "run", (1, 1))
     assert source_archive(tree)[1] == digest
-    (tree / "run").chmod(0o644)
+    (part / "run").chmod(0o644)
     changed = source_archive(tree)[1]
     assert changed != digest
-    (tree / "run").write_text("#!/bin/zsh\n")
+    (part / "run").write_text("#!/bin/zsh\n")
     assert source_archive(tree)[1] != changed
+
+
+def test_what_no_site_is_made_of_is_neither_copied_nor_counted(tree: Path) -> None:
+    for name in ("ansible/site.yml", "docs/users/files.md"):
+        (tree / name).parent.mkdir(parents=True)
+        (tree / name).write_text("x")
+    archive, digest = source_archive(tree)
+    for name in ("tests/test_x.py", "docs/developers/a.md", "README.md", "carmes/x"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("x")
+    assert source_archive(tree) == (archive, digest)
+    assert tarfile.TarFile(fileobj=io.BytesIO(archive)).getnames() == [
+        "ansible/site.yml",
+        "docs/users/files.md",
+    ]
+
+
+def test_all_that_a_site_is_made_of_is_copied() -> None:
+    """Parts and images, also where links in them lead."""
+    roles = ROOT / "ansible/roles"
+    parts = yaml.safe_load((roles / "base/defaults/main.yml").read_text())["base_parts_by_group"].values()
+    (pack, *_) = yaml.safe_load((roles / "images/tasks/build.yml").read_text())
+    needed = {"ansible", *(part for names in parts for part in names)}
+    needed |= set(pack["ansible.builtin.command"]["argv"][4:])
+    links = [file for file in map(ROOT.joinpath, source_files(ROOT)) if file.is_symlink()]
+    needed |= {link.resolve().relative_to(ROOT).as_posix() for link in links}
+    assert needed <= set(FOLDERS)
 
 
 def test_ansible_reaches_the_head_locally_and_the_nodes_by_address() -> None:

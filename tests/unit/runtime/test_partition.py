@@ -428,7 +428,7 @@ def shortest_that_fits(seed: int, schedule: str, stages: int, disk: Disk | None,
     for cuts in itertools.combinations(cut_places(draft.graph), len(draft.cuts)):
         cut = dataclasses.replace(draft, cuts=cuts)
         choices = itertools.product(*(cut.fits_of(rank) for rank in range(draft.schedule.ranks)))
-        steps += [dataclasses.replace(cut, fits=each).step_ms for each in choices]
+        steps += [cut.with_fits(each).step_ms for each in choices]
     return min(steps, default=None)
 
 
@@ -481,6 +481,15 @@ def test_the_fastest_plan_that_fits_is_taken():
     plain, free = (plan(graph, Request(4, 8, memory=memory, may_recompute=may)) for may in (False, True))
     assert free.samples * free.replicas / free.step_ms >= plain.samples * plain.replicas / plain.step_ms
     assert not free.over
+
+
+def test_what_stages_do_to_fit_leaves_the_rest_of_a_plan():
+    request = dataclasses.replace(tight(network([1] * 8, **HELD)), may_recompute=True)
+    found = plan(network([1] * 8, **HELD), request)
+    without = found.with_fits(())
+    anew = dataclasses.replace(found, fits=())
+    assert without == anew and without.step_ms == anew.step_ms < found.step_ms
+    assert without.stages == anew.stages and without.slots == anew.slots
 
 
 def test_schedules_of_other_sizes_fit_into_the_same_slots():

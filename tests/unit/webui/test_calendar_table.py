@@ -88,7 +88,7 @@ def test_a_table_is_rendered_again_only_for_other_jobs_on_its_nodes_or_reservati
     known = [table._common(shown, nodes, running, reservations) for _ in range(2)]
     assert known == [1, 1]
     elsewhere = RunningJobs([(_job(7, "alice"), ["n2"])])
-    assert table._common(shown, nodes, elsewhere, reservations) == 1, "none of the shown nodes has another job"
+    assert table._common(shown, nodes, elsewhere, reservations) == 1, "no shown node has another job"
     here = RunningJobs([(_job(8, "alice"), ["n1"])])
     assert table._common(shown, nodes, here, reservations) == 2
     same = RunningJobs([(_job(8, "alice"), ["n1"]), (_job(9, "bob"), ["n2"])])

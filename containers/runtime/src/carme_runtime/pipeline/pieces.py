@@ -19,13 +19,12 @@ def cut_places(graph: Graph) -> list[int]:
         if operator.beside:
             start = places[operator.beside] + 1
             allowed[start : place + 1] = [False] * (place + 1 - start)
-    free = graph.plain
     before = 0  # operators that compute, as a piece of sizes alone is none
     found = []
     for place, each in enumerate(graph.operators):
-        if before and allowed[place] and each.name not in free:
+        if before and allowed[place] and each.name not in graph.plain:
             found.append(place)
-        before += each.name not in free
+        before += each.name not in graph.plain
     return found
 
 
@@ -120,7 +119,11 @@ class Pieces:
                 continue
             source = self.piece_of(place)
             for value in operator.outputs:
-                for target in {self.piece_of(user) for user in self.graph.users[value]} - {source}:
+                users = self.graph.users[value]
+                # Most values stay in their piece: their last user is in it as well.
+                if not users or self.piece_of(users[-1]) == source:
+                    continue
+                for target in {self.piece_of(user) for user in users} - {source}:
                     found.setdefault(target, []).append(value)
         return found
 
@@ -157,8 +160,16 @@ class Pieces:
 
     def bytes(self, channel: Channel, samples: int, back: bool = False) -> float:
         """The size of a channel's message, forward or back."""
-        names: Sequence[str] = self.gradients(channel) if back else self.channels[channel]
-        return sum(self.graph.value_bytes(name, samples) for name in names)
+        known = self._sizes.get((channel, samples, back))
+        if known is None:
+            names: Sequence[str] = self.gradients(channel) if back else self.channels[channel]
+            known = sum(self.graph.value_bytes(name, samples) for name in names)
+            self._sizes[channel, samples, back] = known
+        return known
+
+    @cached_property
+    def _sizes(self) -> dict[tuple[Channel, int, bool], float]:
+        return {}
 
     def parameters(self, piece: int) -> frozenset[str]:
         """Names of parameters that a piece uses."""

@@ -4,7 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from carme_runtime.graph import Graph
 from carme_runtime.graph.show import columns, drawing, size_text
@@ -104,19 +104,23 @@ class Plan:
             fit.spilling_ms / len(own) for fit, own in zip(self.fits, self.schedule.actions, strict=False)
         ]
 
-        def duration(action: Action) -> float:
-            forward, backward = times[action.piece]
-            share = {FORWARD: forward, BACKWARD: backward}.get(action.kind, backward / 2)
+        @cache  # of passes, as all micro-batches but the first take equally long
+        def taken(kind: str, piece: int, is_first: bool) -> float:
+            forward, backward = times[piece]
+            share = {FORWARD: forward, BACKWARD: backward}.get(kind, backward / 2)
             # The first micro-batch's gradients of parameters are taken as they are, the others' are added.
-            if action.kind not in (FORWARD, INPUTS) and action.micro:
-                share += self._accumulating_ms(action.piece)
-            share += moves[holders[action.piece]] if moves else 0.0
+            if kind not in (FORWARD, INPUTS) and not is_first:
+                share += self._accumulating_ms(piece)
+            share += moves[holders[piece]] if moves else 0.0
             # The sender of a message copies it.
-            back = action.kind != FORWARD
+            back = kind != FORWARD
             return share + sum(
                 self.travel_ms(sizes.bytes((a, b), self.micro_samples, back=back), holders[a], holders[b])
-                for a, b in self._puts(action)
+                for a, b in self._puts(piece, back)
             )
+
+        def duration(action: Action) -> float:
+            return taken(action.kind, action.piece, action.micro == 0)
 
         return simulate(self.schedule, self.pieces.channels, duration, slots=self.slots)
 
@@ -159,12 +163,22 @@ class Plan:
         if not self.memory:
             return self
         choices = [self._choices(rank) for rank in range(self.schedule.ranks)]
-        found = replace(self, fits=tuple(fits[0] for fits in choices))
+        found = self.with_fits(tuple(fits[0] for fits in choices))
         for rank, fits in enumerate(choices):
             for fit in fits[1:]:
-                candidate = replace(found, fits=(*found.fits[:rank], fit, *found.fits[rank + 1 :]))
+                candidate = self.with_fits((*found.fits[:rank], fit, *found.fits[rank + 1 :]))
                 found = candidate if candidate.step_ms < found.step_ms else found
         return found
+
+    def with_fits(self, fits: tuple[StageFit, ...]) -> "Plan":
+        """The same plan in which the stages of its ranks do this to fit into memory.
+
+        It takes over what is known already and does not depend on that.
+        """
+        changed = replace(self, fits=fits)
+        known = vars(self)
+        vars(changed).update({name: known[name] for name in _WITHOUT_FITS if name in known})
+        return changed
 
     def _choices(self, rank: int) -> list[StageFit]:
         """What a stage may do, the cheapest first: nothing if it fits, what comes nearest if nothing does."""
@@ -233,10 +247,9 @@ class Plan:
         """The same plan with what steps took."""
         return replace(self, measured_ms=measured_ms)
 
-    def _puts(self, action: Action) -> list[Channel]:
-        forward = action.kind == FORWARD
-        remote = self.remote(self.pieces.channels)
-        return [(a, b) for a, b in remote if (a if forward else b) == action.piece]
+    def _puts(self, piece: int, back: bool) -> list[Channel]:
+        """The channels to other ranks on which a piece sends values, or gradients back."""
+        return [(a, b) for a, b in self.remote(self.pieces.channels) if (b if back else a) == piece]
 
     def _times(self, piece: int) -> tuple[float, float]:
         """Milliseconds of a micro-batch's forward and backward pass through a piece."""
@@ -476,6 +489,8 @@ class Plan:
         return drawing(self.graph, self.cuts)
 
 
+#: Cached properties of a plan that do not depend on what its stages do to fit into memory.
+_WITHOUT_FITS = ("_counts", "pieces", "slots")
 _OF_STEP = 2  # tensors as large as a parameter that an optimizer with several of them as its state makes
 _BATCH_NORM = {
     "micro": "micro. Each micro-batch has its own statistics, as with torch.distributed.pipelining.",

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from carme_runtime.pipeline.schedules import (
     BACKWARD,
@@ -18,6 +20,8 @@ Channel = tuple[int, int]  # from a piece, to a piece
 # How long an action takes, and how long a message on a channel travels.
 Duration = Callable[[Action], float]
 Travel = Callable[[Channel], float]
+#: Of how many schedules and sets of channels what follows from them is cached: neighbouring cuts share it.
+_CACHED = 64
 
 
 @dataclass(frozen=True)
@@ -85,24 +89,58 @@ def simulate(
     Raises:
         PlanError: Actions wait for each other in a circle, or are missing or doubled.
     """
+    limits = tuple(sorted(slots.items())) if slots else ()
+    steps = _steps(schedule, tuple(channels), limits)
+    begins, ends, free = list[float](), list[float](), [0.0] * schedule.ranks
+    for step in steps:
+        arrivals = [ends[place] + (travel(channel) if channel else 0.0) for place, channel in step.waits]
+        begin = max([free[step.rank], *arrivals])
+        free[step.rank] = begin + duration(step.action)
+        begins.append(begin)
+        ends.append(free[step.rank])
+    times = zip(begins, ends, strict=True)
+    return Run(schedule, dict(zip((step.action for step in steps), times, strict=True)))
+
+
+class _Step(NamedTuple):
+    """An action in an order in which a schedule can run.
+
+    Args:
+        action: Which.
+        rank: Of it.
+        waits: The places, in that order, of the actions that must have ended before, each with the channel
+            on which that is reported.
+    """
+
+    action: Action
+    rank: int
+    waits: tuple[tuple[int, Channel | None], ...]
+
+
+@lru_cache(maxsize=_CACHED)
+def _steps(
+    schedule: Schedule, channels: tuple[Channel, ...], slots: tuple[tuple[Channel, int], ...]
+) -> tuple[_Step, ...]:
+    """The actions in an order in which they can run. Raises PlanError; see `simulate`.
+
+    It does not depend on how long they take: a search for cuts needs it again for many of them.
+    """
     _complete(schedule)
-    needs = _needs(schedule, tuple(channels), slots)
-    times: dict[Action, tuple[float, float]] = {}
+    needs = _needs(schedule, channels, dict(slots))
+    numbers: dict[Action, int] = {}
+    steps: list[_Step] = []
     places = [0] * schedule.ranks
-    free = [0.0] * schedule.ranks
     left = sum(map(len, schedule.actions))
     while left:
         before = left
         for rank, own in enumerate(schedule.actions):
             while places[rank] < len(own):
                 action = own[places[rank]]
-                waits = needs[action]
-                if any(needed not in times for needed, _ in waits):
+                if any(needed not in numbers for needed, _ in needs[action]):
                     break
-                arrivals = [times[n][1] + (travel(c) if c else 0.0) for n, c in waits]
-                begin = max([free[rank], *arrivals])
-                free[rank] = begin + duration(action)
-                times[action] = (begin, free[rank])
+                waits = tuple((numbers[needed], channel) for needed, channel in needs[action])
+                numbers[action] = len(steps)
+                steps.append(_Step(action, rank, waits))
                 places[rank] += 1
                 left -= 1
         if left == before:
@@ -113,7 +151,7 @@ def simulate(
                 "other.",
                 "Use another schedule.",
             )
-    return Run(schedule, times)
+    return tuple(steps)
 
 
 def slots_needed(schedule: Schedule, channels: Iterable[Channel]) -> dict[Channel, int]:
@@ -121,7 +159,11 @@ def slots_needed(schedule: Schedule, channels: Iterable[Channel]) -> dict[Channe
 
     With them the schedule is known to end, however long passes and messages take.
     """
-    channels = tuple(channels)
+    return dict(_slots_needed(schedule, tuple(channels)))
+
+
+@lru_cache(maxsize=_CACHED)
+def _slots_needed(schedule: Schedule, channels: tuple[Channel, ...]) -> dict[Channel, int]:
     run = simulate(schedule, channels)
     needed = {}
     for source, target in channels:
@@ -149,6 +191,11 @@ def _most(changes: list[tuple[float, int]]) -> int:
 
 def held(schedule: Schedule) -> list[int]:
     """By piece: of how many micro-batches activations are held at once, at most."""
+    return list(_held(schedule))
+
+
+@lru_cache(maxsize=_CACHED)
+def _held(schedule: Schedule) -> tuple[int, ...]:
     counts = [0] * len(schedule.holders)
     most = list(counts)
     last = WEIGHTS if schedule.split else BACKWARD
@@ -156,7 +203,7 @@ def held(schedule: Schedule) -> list[int]:
         for action in own:
             counts[action.piece] += {FORWARD: 1, last: -1}.get(action.kind, 0)
             most[action.piece] = max(most[action.piece], counts[action.piece])
-    return most
+    return tuple(most)
 
 
 def _complete(schedule: Schedule) -> None:
@@ -173,7 +220,7 @@ def _complete(schedule: Schedule) -> None:
 
 
 def _needs(
-    schedule: Schedule, channels: tuple[Channel, ...], slots: Mapping[Channel, int] | None
+    schedule: Schedule, channels: tuple[Channel, ...], slots: Mapping[Channel, int]
 ) -> dict[Action, list[tuple[Action, Channel | None]]]:
     """What must have ended before an action begins, and the channel on which that is heard of."""
     needs: dict[Action, list[tuple[Action, Channel | None]]] = {
