@@ -73,6 +73,7 @@ async def ready(
 async def test_look_ups_that_hang_leave_threads_to_others(ready: None) -> None:
     go = threading.Event()
     hanging = [asyncio.create_task(asyncio.to_thread(go.wait, HANG)) for _ in range(40)]
+    await asyncio.sleep(0)  # they are in line before the next one
     try:
         async with asyncio.timeout(HANG / 2):
             assert await asyncio.to_thread(lambda: "answered") == "answered"
