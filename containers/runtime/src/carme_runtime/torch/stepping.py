@@ -81,14 +81,7 @@ def step_in_parts(
 
     def step(self_: Any, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
-            original = closure
-
-            def closed() -> Any:
-                found = original()
-                arrive_all()
-                return found
-
-            return whole(self_, closed)
+            return whole(self_, _followed_by(arrive_all, closure))
         place, count = parts()
         if not count:
             return whole(self_)
@@ -115,6 +108,17 @@ def step_in_parts(
     hooked.hooked = True
     optimizer.__class__ = type(kind.__name__, (kind,), {"step": hooked, "__reduce_ex__": reduce})
     return OwnStep(optimizer, kind)
+
+
+def _followed_by(arrive_all: Callable[[], None], closure: Callable[[], Any]) -> Callable[[], Any]:
+    """A closure after which all gradients that it has made are there."""
+
+    def closed() -> Any:
+        found = closure()
+        arrive_all()
+        return found
+
+    return closed
 
 
 class OwnStep:
