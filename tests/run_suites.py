@@ -20,6 +20,7 @@ from suites.demo_hosts import DemoHosts
 from suites.environments import prepare_tests
 from suites.plan import Plan, run_quick_lint, use
 from suites.running import ROOT, Runner, Stop, report, show_stage
+from suites.unchanged import ALL
 
 __all__ = ["main"]
 
@@ -90,6 +91,8 @@ def _leave_closed_outputs() -> None:
 
 def _run(request: Request, role: Role) -> int:
     runner = Runner(_results_folder(role))
+    if request.all:
+        os.environ[ALL] = "yes"
     hosts = DemoHosts(request.suites, runner)
     plan: Plan | None = None
     try:

@@ -35,6 +35,7 @@ class Request:
         benchmark: The name of the benchmark.
         sites: The names of sites that the suite `sites` installs.
         quick: The files of `lint --quick`; None: this is another call.
+        all: Whether also what is the same as when it passed is checked; see `unchanged.py`.
         help: Only the usage is wanted.
     """
 
@@ -43,6 +44,7 @@ class Request:
     benchmark: str = ""
     sites: tuple[str, ...] = ()
     quick: tuple[str, ...] | None = None
+    all: bool = False
     help: bool = False
 
     @property
@@ -63,6 +65,8 @@ def parse(words: Sequence[str]) -> Request:
     """
     if list(words[:2]) == ["lint", "--quick"]:
         return Request(("lint",), quick=tuple(words[2:]) or (".",))
+    checks_all = bool(words) and words[0] == "--all"
+    words = words[checks_all:]
     suites: list[str] = []
     sites: list[str] = []
     arguments: tuple[str, ...] = ()
@@ -90,7 +94,7 @@ def parse(words: Sequence[str]) -> Request:
     for suite in suites or DEFAULT:
         if suite in NEED_ROOT:
             _need_root(suite)
-    return Request(tuple(suites) or DEFAULT, arguments, sites=tuple(sites) or SITES[:1])
+    return Request(tuple(suites) or DEFAULT, arguments, sites=tuple(sites) or SITES[:1], all=checks_all)
 
 
 def _benchmark(words: Sequence[str]) -> Request:

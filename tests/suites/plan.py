@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from suites import core, debian
+from suites import core, debian, lint
 from suites.arguments import Request
 from suites.benchmarks import run_benchmark
 from suites.beside import Beside, Role
@@ -171,11 +171,8 @@ class Plan:
     def _lint(self) -> None:
         for name, command in _quick_checks((".",)).items():
             self._runner.run(name, *command)
-        self._runner.run("lint: pyright", "pyright", "--pythonpath", self._python, "--level", "error")
-        playbooks = ("site.yml", "validate.yml", "remove.yml", "beegfs.yml", "roles")
-        self._runner.run(
-            "lint: ansible-lint", "ansible-lint", "--offline", "-q", *playbooks, folder=ROOT / "ansible"
-        )
+        self._runner.run_steps("lint: pyright", lambda output: lint.pyright(output, self._python))
+        self._runner.run_steps("lint: ansible-lint", lint.ansible_lint)
         self._runner.run(
             "lint: documentation",
             *("mkdocs", "build", "--strict", "--site-dir", self._runner.results / "documentation"),
