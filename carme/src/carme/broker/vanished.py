@@ -1,7 +1,7 @@
 """Finds out what became of jobs that left Slurm's queue before the broker saw them end.
 
-The accounting knows. It is queried beside the polls of the queue, about all such jobs at once: nobody waits for
-a snapshot because Slurm's database is slow, and nothing counts as lost because it is away.
+The accounting knows. It is queried beside the polls of the queue, about all such jobs at once: nobody waits
+for a snapshot because Slurm's database is slow, and nothing counts as lost because it is away.
 """
 
 import asyncio
