@@ -10,36 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from carme_demo.settings import DEFAULT_NAME, Places
 from demo_site import DemoSite, wait_until
-from suites.unchanged import Passed
 
 ANSIBLE = ["env", "-C", "/opt/carme/src/ansible", "ansible-playbook"]
 INVENTORY = ["-i", "inventories/demo", "-i", "/opt/carme/inventory/hosts.yml"]
 VARIABLES = ["-e", "@/opt/carme/inventory/settings.json"]
 
 
-#: The deployments that a second one has followed, by what `./demo up` says it has deployed where.
-FOLLOWED = Passed("second-deployment")
-
-
 @pytest.fixture(scope="module")
-def deployed() -> str:
-    """Names the hosts, the inventory and all of the tree that a site is made of."""
-    return Places(os.environ.get("CARME_DEMO", DEFAULT_NAME)).deployed.read_text().strip()
-
-
-@pytest.fixture(scope="module")
-def second_deployment(
-    demo: DemoSite, deployed: str
-) -> Iterator[Future[subprocess.CompletedProcess[str]] | None]:
-    """It runs beside the site's check: it changes nothing, so neither of them notices the other.
-
-    None: it has passed within a day, and nothing is other than then.
-    """
-    if deployed in FOLLOWED.recent():
-        yield None
-        return
+def second_deployment(demo: DemoSite) -> Iterator[Future[subprocess.CompletedProcess[str]]]:
+    """It runs beside the site's check: it changes nothing, so neither of them notices the other."""
     with ThreadPoolExecutor(1) as threads:
         yield threads.submit(
             demo.run, "head", *ANSIBLE, *INVENTORY, *VARIABLES, "site.yml", check=False, timeout=900
@@ -47,8 +27,9 @@ def second_deployment(
 
 
 @pytest.mark.alone
-@pytest.mark.usefixtures("second_deployment")
-def test_the_site_check_passes(demo: DemoSite) -> None:
+def test_the_site_check_passes(
+    demo: DemoSite, second_deployment: Future[subprocess.CompletedProcess[str]]
+) -> None:
     done = demo.run("head", *ANSIBLE, *INVENTORY, *VARIABLES, "validate.yml", timeout=600, check=False)
     verdict = json.loads(demo.run("head", "cat", "/var/log/carme/validation.json").stdout)
     assert done.returncode == 0, done.stdout[-4000:]
@@ -63,12 +44,8 @@ def test_the_site_check_passes(demo: DemoSite) -> None:
 
 @pytest.mark.alone
 def test_a_second_deployment_changes_nothing(
-    demo: DemoSite, deployed: str, second_deployment: Future[subprocess.CompletedProcess[str]] | None
+    demo: DemoSite, second_deployment: Future[subprocess.CompletedProcess[str]]
 ) -> None:
-    if second_deployment is None:
-        pytest.skip(
-            "One of the same tree on the same hosts passed within a day; ./test --all has another one."
-        )
     done = second_deployment.result()
     assert done.returncode == 0, done.stdout[-4000:]
     recap = re.findall(
@@ -78,7 +55,6 @@ def test_a_second_deployment_changes_nothing(
     for host, ok, changed, unreachable, failed in recap:
         assert int(ok) > 0
         assert (changed, unreachable, failed) == ("0", "0", "0"), f"{host}: {done.stdout[-6000:]}"
-    FOLLOWED.add([deployed])
 
 
 def test_gpus_are_constrained_to_the_job(demo: DemoSite) -> None:
