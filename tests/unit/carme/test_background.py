@@ -144,13 +144,13 @@ async def test_a_job_that_cannot_be_recorded_keeps_no_other_job_from_its_record(
 async def test_the_policy_goes_on_after_a_look_that_failed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = 0
+    polls = 0
     again = asyncio.Event()
 
     async def evaluate(*_: object) -> None:
-        nonlocal looks
-        looks += 1
-        if looks > 1:
+        nonlocal polls
+        polls += 1
+        if polls > 1:
             again.set()
         raise RuntimeError("nobody foresaw this")
 

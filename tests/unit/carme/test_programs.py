@@ -90,7 +90,7 @@ async def test_nobody_waits_for_a_program_that_nothing_can_end(
     programs.check_home(ada)
 
 
-async def test_who_waits_for_a_place_too_long_is_told_so() -> None:
+async def test_a_request_that_waits_for_a_place_too_long_fails() -> None:
     limit = ConcurrencyLimit(2, 1, patience=0.01)
     async with limit.slot(1):
         with pytest.raises(CarmeError, match="Try again in a moment") as caught:
@@ -134,10 +134,10 @@ async def test_others_are_answered_while_the_groups_of_a_user_are_looked_up(
     site: Any, request_: JobRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = await site.client.submit(request_)
-    identity, go, asked = UnixAccount.identity, threading.Event(), threading.Event()
+    identity, go, requested = UnixAccount.identity, threading.Event(), threading.Event()
 
     def slow(account: UnixAccount) -> dict[str, Any]:
-        asked.set()
+        requested.set()
         assert go.wait(HANG)
         return identity(account)
 
@@ -145,7 +145,7 @@ async def test_others_are_answered_while_the_groups_of_a_user_are_looked_up(
     reading = asyncio.create_task(site.client.log(job_id))
     try:
         async with asyncio.timeout(HANG):
-            assert await asyncio.to_thread(asked.wait, HANG)
+            assert await asyncio.to_thread(requested.wait, HANG)
             assert [job.id for job in await site.client.jobs()] == [job_id]
         assert not reading.done()
     finally:
@@ -189,11 +189,11 @@ async def test_a_poll_does_not_wait_long_for_the_owner_of_a_preempted_job(
 async def test_groups_of_one_user_that_do_not_come_keep_nobody_else_waiting(
     accounts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, asked = threading.Event(), threading.Event()
+    go, requested = threading.Event(), threading.Event()
 
     def groups(account: UnixAccount) -> list[str]:
         if account.name == "bob":
-            asked.set()
+            requested.set()
             assert go.wait(HANG)
         return []
 
@@ -206,7 +206,7 @@ async def test_groups_of_one_user_that_do_not_come_keep_nobody_else_waiting(
     slow = asyncio.create_task(cache.of(UnixAccount.named("bob")))
     try:
         async with asyncio.timeout(HANG):
-            assert await asyncio.to_thread(asked.wait, HANG)
+            assert await asyncio.to_thread(requested.wait, HANG)
             assert (await cache.of(UnixAccount.named("ada"))).user == "ada"
         assert not slow.done()
     finally:

@@ -1,6 +1,6 @@
 """Finds out what became of jobs that left Slurm's queue before the broker saw them end.
 
-The accounting knows. It is asked beside the polls of the queue, about all such jobs at once: nobody waits for
+The accounting knows. It is queried beside the polls of the queue, about all such jobs at once: nobody waits for
 a snapshot because Slurm's database is slow, and nothing counts as lost because it is away.
 """
 
@@ -52,7 +52,7 @@ class VanishedJobs:
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
         self._question: asyncio.Task[dict[int, Job]] | None = None
-        self._asked: list[int] = []
+        self._requested: list[int] = []
         self._due = -math.inf
         self._since: dict[int, float] = {}  # when a job was missed first
         self._answered: dict[int, float] = {}  # when there was an answer about it first
@@ -62,7 +62,7 @@ class VanishedJobs:
         self._close_due = -math.inf
 
     async def look_up(self, jobs: Iterable[Job]) -> dict[int, Answer]:
-        """What the accounting has just said about jobs that are missing, by number; left out: nothing yet.
+        """What the accounting has just reported about jobs that are missing, by number; left out: nothing yet.
 
         Jobs that are not among `jobs` any more are forgotten.
         """
@@ -74,8 +74,8 @@ class VanishedJobs:
         if is_new:
             # Those of other origin are for their owners' lists of jobs alone, and may be very many.
             first = sorted(missing.values(), key=lambda job: job.key is None)[:AT_ONCE]
-            self._asked = [job.id for job in first]
-            self._question = asyncio.create_task(self._slurm.accounted_jobs(self._asked))
+            self._requested = [job.id for job in first]
+            self._question = asyncio.create_task(self._slurm.accounted_jobs(self._requested))
         if self._question is None:
             return {}
         await asyncio.wait({self._question}, timeout=ANSWER_SECONDS if is_new else 0.0)
@@ -88,16 +88,16 @@ class VanishedJobs:
     def _result(self, question: asyncio.Task[dict[int, Job]]) -> tuple[dict[int, Job], set[int]]:
         """The records that it found, and the jobs about which that is an answer."""
         try:
-            return question.result(), set(self._asked)
+            return question.result(), set(self._requested)
         except CarmeError as error:
             if error.code == "no-accounting":
-                return {}, set(self._asked)
+                return {}, set(self._requested)
         except Exception:
             _log.exception("What became of jobs cannot be read from the accounting.")
         now = time.monotonic()
         self._due = now + AGAIN_SECONDS
         silent = now - SILENT_SECONDS
-        return {}, {job_id for job_id in self._asked if self._since.get(job_id, now) < silent}
+        return {}, {job_id for job_id in self._requested if self._since.get(job_id, now) < silent}
 
     def _answer(self, job: Job, known: Job | None) -> Answer:
         now = time.monotonic()
