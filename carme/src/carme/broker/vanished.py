@@ -1,7 +1,7 @@
 """Finds out what became of jobs that left Slurm's queue before the broker saw them end.
 
-The accounting knows. It is queried beside the polls of the queue, about all such jobs at once: nobody waits for
-a snapshot because Slurm's database is slow, and nothing counts as lost because it is away.
+The accounting knows. It is queried beside the polls of the queue, about all such jobs at once: nobody waits
+for a snapshot because Slurm's database is slow, and nothing counts as lost because it is away.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class VanishedJobs:
         self._close_due = -math.inf
 
     async def look_up(self, jobs: Iterable[Job]) -> dict[int, Answer]:
-        """What the accounting has just reported about jobs that are missing, by number; left out: nothing yet.
+        """What the accounting has just reported about missing jobs, by number; left out: nothing yet.
 
         Jobs that are not among `jobs` any more are forgotten.
         """
