@@ -25,6 +25,7 @@ from carme.jobs import Job, JobRequest, JobState, SessionOptions
 from carme.sessions import Ending, Mark, ServerStatus, Session, SessionNote, SessionState, Step
 from carme.translation import joined
 from carme.translation import message as _
+from carme_spawner import waiting
 from carme_spawner.certificates import issue
 from carme_spawner.idle import IdleWatch
 from carme_spawner.names import server_name
@@ -39,12 +40,7 @@ default_handlers[:] = [entry for entry in default_handlers if entry[1] is not Ba
 
 #: Seconds between two polls of a job about which no event came.
 LONGEST_SILENCE = 2.0
-#: The time in which a server has reported once its job runs and its data is there, unless something is wrong.
-LONGEST_START = timedelta(minutes=3)
-#: Longest wait in the queue; a certificate has this much and a month more than the session's longest time.
-LONGEST_WAIT = timedelta(days=7)
-#: What JupyterHub waits beyond that: a job that has begun at the last moment copies its data and starts.
-START_MARGIN = timedelta(days=1)
+#: What a certificate has beyond the longest wait in the queue and the session's longest time.
 RESERVE = timedelta(days=30)
 #: Seconds that a broker gets to come back which ended during a submission, or starts together with the hub.
 BROKERS_RETURN = 20
@@ -52,11 +48,6 @@ BROKERS_RETURN = 20
 ANSWER = 5.0
 #: Seconds that the broker gets to report how a job ended; it reads the job's log for up to 10 of them.
 LAST_REPORT = 12.0
-#: Why a session ended whose job Slurm put back into the queue.
-PUT_BACK = _(
-    "Slurm was restarted just after the session had started, and put it back into the queue without its "
-    "server; start it again."
-)
 
 #: Cancellations that outlive the request that they belong to.
 _background: set[asyncio.Task[None]] = set()
@@ -81,7 +72,9 @@ class CarmeSpawner(SlurmSpawner):
     )
 
     # The broker reports at once if a job dies, and `until_ready` ends one that waits for too long.
-    start_timeout = Integer(int((LONGEST_WAIT + START_MARGIN).total_seconds())).tag(config=True)
+    start_timeout = Integer(int((waiting.LONGEST_WAIT + waiting.START_MARGIN).total_seconds())).tag(
+        config=True
+    )
     # Nothing of the hub's own environment belongs into a user's job.
     env_keep = List(Unicode(), []).tag(config=True)
 
@@ -197,7 +190,7 @@ class CarmeSpawner(SlurmSpawner):
             self.internal_certs_location,
             self.internal_trust_bundles["notebooks-ca"],
             self.identity,
-            LONGEST_WAIT + timedelta(minutes=longest) + RESERVE,
+            waiting.LONGEST_WAIT + timedelta(minutes=longest) + RESERVE,
         )
         return {}
 
@@ -293,9 +286,9 @@ class CarmeSpawner(SlurmSpawner):
         """Wait for the server's report; returns its URL.
 
         Raises:
-            CarmeError: The job ended first, or has waited in the queue for `LONGEST_WAIT`.
+            CarmeError: The job ended first, or has waited in the queue for `waiting.LONGEST_WAIT`.
         """
-        overdue, longest = False, self.longest_start()
+        overdue, longest = False, waiting.longest_start(self.options(), self.settings)
         while True:
             self.renumber()
             job_id = int(self.job_id)
@@ -317,31 +310,16 @@ class CarmeSpawner(SlurmSpawner):
                 if self.renumber():
                     continue
                 raise await self.death(job)
-            if job and job.is_pending and job.submitted and datetime.now(UTC) - job.submitted > LONGEST_WAIT:
-                raise self.gave_up()
+            if job and waiting.is_too_long(job):
+                error = waiting.given_up()
+                self.failure = error.text
+                raise error
             if not overdue and job and job.started and datetime.now(UTC) - job.started > longest:
                 # Its node may have lost the job without Slurm's knowledge. It may yet report, so it stays.
                 overdue = True
                 self.log.warning("%s runs as job %s and has not reported", self._log_name, job_id)
                 self.note(server=ServerStatus.UNREACHABLE)
             await self.silence(changed)
-
-    def longest_start(self) -> timedelta:
-        """The time from the beginning of the job in which its server has reported."""
-        if not self.options().stage:
-            return LONGEST_START
-        # The job itself copies what its node does not have.
-        return LONGEST_START + timedelta(minutes=self.settings.staging.minutes)
-
-    def gave_up(self) -> CarmeError:
-        """Why a job that waits for too long is taken out of the queue."""
-        error = CarmeError(
-            _("The session waited in the queue for {days} days and was given up.", days=LONGEST_WAIT.days),
-            _("Request fewer GPUs or another partition, or book the time that you need."),
-            code="session-ended",
-        )
-        self.failure = error.text
-        return error
 
     def renumber(self) -> bool:
         """Take up the new number of a job that Slurm had lost and the broker submitted again."""
@@ -422,7 +400,7 @@ class CarmeSpawner(SlurmSpawner):
         if waits and session.state is SessionState.LOST:
             # Slurm was restarted with an old state and would start a second server that nobody knows about.
             self.being_ended = True
-            note = SessionNote(server=ServerStatus.STOPPING, ending=Ending.LOST, message=PUT_BACK)
+            note = SessionNote(server=ServerStatus.STOPPING, ending=Ending.LOST, message=waiting.PUT_BACK)
             in_background(
                 asyncio.create_task(self.watcher.end(session.job_id, self.user.name, session.name, note))
             )

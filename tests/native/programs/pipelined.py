@@ -123,8 +123,7 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
     together = not set(words) & {"micro", "deferred"}
     for step in range(40 if "often" in words else 3):
         count = share if step != 1 or "even" in words else 5  # a ragged batch
-        own = slice(replica * count, (replica + 1) * count)
-        whole = slice(0, replicas * count)
+        own, whole = slice(replica * count, (replica + 1) * count), slice(0, replicas * count)
         torch.manual_seed(step)
         loss = tested.step([t[own] for t in inputs], targets[own], loss=functional.cross_entropy)
         torch.manual_seed(step)

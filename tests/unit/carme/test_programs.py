@@ -90,7 +90,7 @@ async def test_nobody_waits_for_a_program_that_nothing_can_end(
     programs.check_home(ada)
 
 
-async def test_who_waits_for_a_place_too_long_gets_an_error() -> None:
+async def test_a_request_that_waits_for_a_place_too_long_fails() -> None:
     limit = ConcurrencyLimit(2, 1, patience=0.01)
     async with limit.slot(1):
         with pytest.raises(CarmeError, match="Try again in a moment") as caught:

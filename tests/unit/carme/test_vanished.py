@@ -144,8 +144,8 @@ async def test_jobs_of_carme_are_looked_up_first(
 ) -> None:
     monkeypatch.setattr(vanished, "AT_ONCE", 2)
     slow.answers.set()
-    foreign = [session(number, key=None, kind="other") for number in (1, 2, 3)]
-    watch.remember([*foreign, session(4)])
+    batch_jobs = [session(number, key=None, kind="other") for number in (1, 2, 3)]
+    watch.remember([*batch_jobs, session(4)])
     await poll(watch)
     await poll(watch)
     assert [sorted(ids) for ids in slow.requested] == [[1, 4], [2, 3]]
@@ -165,7 +165,5 @@ async def test_one_question_is_about_all_jobs_that_vanished(site: Any) -> None:
         return {session.state for session in await site.client.sessions(active=False)} == {SessionState.ENDED}
 
     await until(over)
-    requested = [
-        word for call in site.slurm.calls("sacct") for word in call["arguments"] if "--jobs=" in word
-    ]
-    assert requested == ["--jobs=7,8,9"]
+    words = [word for call in site.slurm.calls("sacct") for word in call["arguments"] if "--jobs=" in word]
+    assert words == ["--jobs=7,8,9"]

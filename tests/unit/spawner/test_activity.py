@@ -11,7 +11,7 @@ import pytest
 from carme.errors import InvalidRequest
 from carme.jobs import JobState
 from carme.sessions import Ending, Mark, ServerStatus, SessionState, Step
-from carme_spawner import notes, orphan_cleanup, spawner
+from carme_spawner import notes, orphan_cleanup, spawner, waiting
 from carme_spawner.spawner import CarmeSpawner
 from patience import HANG
 
@@ -339,7 +339,7 @@ async def test_a_job_that_ends_is_noted_as_gone_without_an_ending(running: Site)
 async def test_a_server_that_does_not_report_is_reported_as_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spawner, "LONGEST_START", timedelta(seconds=0.2))
+    monkeypatch.setattr(waiting, "LONGEST_START", timedelta(seconds=0.2))
     site.broker.command = ["sleep", "600"]
     await site.start()
     await eventually(lambda: site.broker.session(100).state is SessionState.LOST, "the broker knows")
@@ -350,7 +350,7 @@ async def test_a_server_that_does_not_report_is_reported_as_lost(
 async def test_a_server_whose_job_still_copies_data_is_not_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spawner, "LONGEST_START", timedelta(0))
+    monkeypatch.setattr(waiting, "LONGEST_START", timedelta(0))
     site.broker.command = ["sleep", "600"]
     await site.start(image="torch", minutes=60, stage=[{"source": "/data/images", "target": "ram"}])
     await site.runs()

@@ -16,7 +16,7 @@ from carme.errors import CarmeError
 from carme.jobs import JobState
 from carme.sessions import Ending, SessionState
 from carme.slurm import UnixAccount
-from carme_spawner import orphan_cleanup, spawner
+from carme_spawner import orphan_cleanup, waiting
 from carme_spawner.watcher import JobWatcher
 from patience import HANG
 
@@ -107,7 +107,7 @@ async def test_a_session_that_waits_too_long_is_given_up_with_the_reason(
     await site.start()
     if is_restarted:
         await site.down()
-    monkeypatch.setattr(spawner, "LONGEST_WAIT", timedelta(seconds=0.2))
+    monkeypatch.setattr(waiting, "LONGEST_WAIT", timedelta(seconds=0.2))
     if is_restarted:
         await site.up()
     await eventually(lambda: site.broker.cancelled == [100], "the job is taken from the queue")

@@ -62,7 +62,7 @@ class VanishedJobs:
         self._close_due = -math.inf
 
     async def look_up(self, jobs: Iterable[Job]) -> dict[int, Answer]:
-        """What the accounting has reported about jobs that are missing, by number; left out: nothing yet.
+        """What the accounting has just reported about missing jobs, by number; left out: nothing yet.
 
         Jobs that are not among `jobs` any more are forgotten.
         """
