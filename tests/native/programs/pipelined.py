@@ -87,6 +87,16 @@ def tightest(model: Any, optimizer: Any, options: dict[str, Any]) -> dict[str, A
     raise AssertionError("a byte is enough")
 
 
+def same_gradients(tested: Any, reference: Any, step: int) -> None:
+    """Those of this stage are those of one process, and missing where that has none."""
+    known = dict(reference.named_parameters())
+    for each, parameter in tested.named_parameters():
+        gradient, wanted = parameter.grad, known[each].grad
+        assert (gradient is None) == (wanted is None), each
+        if gradient is not None and wanted is not None:
+            alike(gradient, wanted, f"gradient of {each} in step {step}")
+
+
 def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str) -> Plan:
     model, inputs, targets = pipeline_models.make(name)
     options: dict[str, Any] = {"cut_points": getattr(model, "cut_points", ())}
@@ -122,12 +132,7 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
         alike(loss, expected, f"loss of step {step}")
         if not step and name != "untrained":  # some of its values get no gradients
             assert sent[0] == tested.plan().stages[rank() % stages].sent_bytes, (sent, str(tested.plan()))
-        known = dict(reference.named_parameters())
-        for each, parameter in tested.named_parameters():
-            gradient, wanted = parameter.grad, known[each].grad
-            assert (gradient is None) == (wanted is None), each
-            if gradient is not None and wanted is not None:
-                alike(gradient, wanted, f"gradient of {each} in step {step}")
+        same_gradients(tested, reference, step)
         if "clip" in words:
             norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
             alike(tested.clip_grad_norm_(0.1), norm, "norm")
