@@ -97,6 +97,12 @@ def same_gradients(tested: Any, reference: Any, step: int) -> None:
             alike(gradient, wanted, f"gradient of {each} in step {step}")
 
 
+def same_outputs(tested: Any, reference: Any, inputs: list[torch.Tensor]) -> None:
+    """In evaluation."""
+    with torch.no_grad():
+        alike(tested.eval()(*inputs), reference.eval()(*inputs), "evaluation")
+
+
 def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str) -> Plan:
     model, inputs, targets = pipeline_models.make(name)
     options: dict[str, Any] = {"cut_points": getattr(model, "cut_points", ())}
@@ -153,9 +159,7 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
             alike(tensor.double(), known[each].double(), each)
         print(tested.plan())
     if "evaluate" in words:
-        with torch.no_grad():
-            own = [t[:share] for t in inputs]
-            alike(tested.eval()(*own), reference.eval()(*own), "evaluation")
+        same_outputs(tested, reference, [t[:share] for t in inputs])
     tested.close()
     return tested.plan()
 
