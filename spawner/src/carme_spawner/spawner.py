@@ -311,9 +311,8 @@ class CarmeSpawner(SlurmSpawner):
                     continue
                 raise await self.death(job)
             if job and waiting.is_too_long(job):
-                error = waiting.given_up()
-                self.failure = error.text
-                raise error
+                self.failure = waiting.given_up().text
+                raise waiting.given_up()
             if not overdue and job and job.started and datetime.now(UTC) - job.started > longest:
                 # Its node may have lost the job without Slurm's knowledge. It may yet report, so it stays.
                 overdue = True

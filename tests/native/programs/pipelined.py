@@ -87,14 +87,20 @@ def tightest(model: Any, optimizer: Any, options: dict[str, Any]) -> dict[str, A
     raise AssertionError("a byte is enough")
 
 
-def check_gradients(tested: torch.nn.Module, reference: torch.nn.Module, step: int) -> None:
-    """See that both models have the same gradients."""
+def same_gradients(tested: Any, reference: Any, step: int) -> None:
+    """Those of this stage are those of one process, and missing where that has none."""
     known = dict(reference.named_parameters())
     for each, parameter in tested.named_parameters():
         gradient, wanted = parameter.grad, known[each].grad
         assert (gradient is None) == (wanted is None), each
         if gradient is not None and wanted is not None:
             alike(gradient, wanted, f"gradient of {each} in step {step}")
+
+
+def same_outputs(tested: Any, reference: Any, inputs: list[torch.Tensor]) -> None:
+    """In evaluation."""
+    with torch.no_grad():
+        alike(tested.eval()(*inputs), reference.eval()(*inputs), "evaluation")
 
 
 def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str) -> Plan:
@@ -123,7 +129,8 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
     together = not set(words) & {"micro", "deferred"}
     for step in range(40 if "often" in words else 3):
         count = share if step != 1 or "even" in words else 5  # a ragged batch
-        own, whole = slice(replica * count, (replica + 1) * count), slice(0, replicas * count)
+        own = slice(replica * count, (replica + 1) * count)
+        whole = slice(0, replicas * count)
         torch.manual_seed(step)
         loss = tested.step([t[own] for t in inputs], targets[own], loss=functional.cross_entropy)
         torch.manual_seed(step)
@@ -131,7 +138,7 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
         alike(loss, expected, f"loss of step {step}")
         if not step and name != "untrained":  # some of its values get no gradients
             assert sent[0] == tested.plan().stages[rank() % stages].sent_bytes, (sent, str(tested.plan()))
-        check_gradients(tested, reference, step)
+        same_gradients(tested, reference, step)
         if "clip" in words:
             norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
             alike(tested.clip_grad_norm_(0.1), norm, "norm")
@@ -152,9 +159,7 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
             alike(tensor.double(), known[each].double(), each)
         print(tested.plan())
     if "evaluate" in words:
-        with torch.no_grad():
-            own = [t[:share] for t in inputs]
-            alike(tested.eval()(*own), reference.eval()(*own), "evaluation")
+        same_outputs(tested, reference, [t[:share] for t in inputs])
     tested.close()
     return tested.plan()
 
