@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from carme_runtime.checkpoint import Checkpoints, Damaged
+from carme_runtime.checkpoint import Checkpoints, Damaged, files
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.errors import CarmeRuntimeError
 from patience import HANG
@@ -182,6 +182,33 @@ def test_what_is_being_written_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: (time.sleep(0.2), fsync(file)))
     checkpoints.save(2, name="slow")
     assert checkpoints.load() == (2, {"name": "slow"})
+
+
+def test_what_is_removed_while_it_is_read_gives_way_to_what_is_newer(tmp_path, monkeypatch):
+    saved(tmp_path, [1], keep=1)
+    reader, writer, read = Checkpoints(tmp_path, keep=1), Checkpoints(tmp_path, keep=1), files.read
+
+    def read_slowly(checkpoint, receiver):
+        if checkpoint.name == "step-0000000001.0":
+            writer.save(2, name="newer").wait()
+        return read(checkpoint, receiver)
+
+    monkeypatch.setattr(files, "read", read_slowly)
+    assert reader.load() == (2, {"name": "newer"})
+
+
+def test_checkpoints_of_an_earlier_run_in_the_folder_are_named_once(tmp_path, caplog):
+    saved(tmp_path, [100, 200, 300])
+    caplog.clear()
+    saved(tmp_path, [1, 2])
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "has a checkpoint of step 300" in text and "use a folder of its own" in text
+    caplog.clear()
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.resume()["step"] == 300
+    checkpoints.save(301).wait()
+    checkpoints.save(5).wait()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("file", ["share-0", "index"])

@@ -128,6 +128,8 @@ class Checkpoints:
         self._last: Saving | None = None
         self._room = np.empty(0, np.uint8)
         self._overtaken: set[str] = set()
+        #: Whether a checkpoint was loaded, and whether those of an earlier run were named.
+        self._looked = self._earlier_named = False
         # A name of this run's own: what an earlier one left unfinished must not be taken for its work.
         self._token = self._from_rank_0(self._begin)
 
@@ -239,12 +241,17 @@ class Checkpoints:
         """Step, and what has received the checkpoint; None in its place where this rank does not read."""
         if self._last:
             self._last.settle()
-        found: list[str] = self._from_rank_0(lambda: [c.name for c in files.found(self._folder)])
         error: GaspiError | None = None
-        for name in found:
+        tried: set[str] = set()
+        while True:
+            # A run that trains meanwhile writes newer ones, and removes those that were the newest.
+            found: list[str] = self._from_rank_0(lambda: [c.name for c in files.found(self._folder)])
+            suitable = (n for n in found if n not in tried and step in (None, files.step_of(Path(n))))
+            name = next(suitable, None)
+            if name is None:
+                break
+            tried.add(name)
             number = files.step_of(Path(name))
-            if step is not None and number != step:
-                continue
             state: Any = None
             own_error: Exception | None = None
             try:
@@ -263,6 +270,7 @@ class Checkpoints:
                 )
             trouble = next((text for text, _ in troubles if text), None)
             if trouble is None:
+                self._looked = True
                 self._overtaken = {later for later in found if files.step_of(Path(later)) > number}
                 return number, state
             error = files.Damaged(trouble, "Use an older checkpoint.")
@@ -330,6 +338,14 @@ class Checkpoints:
         ends = [share(size, rank, self._size)[1] for rank in range(self._size)]
         newest = files.commit(work.partial, step, work.packed, work.layout, ends, work.patience)
         files.prune(self._folder, self._keep, newest, self._overtaken)
+        later = [c for c in files.found(self._folder) if files.step_of(c) > step]
+        if later and not self._looked and not self._earlier_named:
+            self._earlier_named = True
+            log.warning(
+                "The folder %s has a checkpoint of step %d that this run has not loaded, and saves step %d. "
+                "The next resume() goes on from %d. Resume before you train, or use a folder of its own.",
+                self._folder, files.step_of(later[0]), step, files.step_of(later[0]),
+            )  # fmt: skip
 
     def _from_rank_0(self, action: Callable[[], Result]) -> Result:
         """What `action` gives there. If it fails, it does so for all ranks."""
