@@ -288,7 +288,7 @@ class _Facts:
         schema = func._schema
         self.name = f"{func.namespace}.{func.__name__}" if hasattr(func, "namespace") else str(func)
         base = schema.name.partition("::")[2]
-        self.is_list = base.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        self.is_list = base.startswith(("_foreach_", "_fused_"))
         self.is_heavy = any(part in base for part in _HEAVY)
         # What other threads go on with when the operation has returned.
         self.stays = schema.name.startswith(("c10d", "_c10d"))
