@@ -230,7 +230,10 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
             if freed:
                 messages.success(request, _("The booking is deleted; its nodes are free for others."))
             else:
-                later = _("The booking is deleted. Its nodes are free for others as soon as Slurm answers.")
+                later = _(
+                    "The booking is deleted. Its nodes are free for others as soon as the reservation can be "
+                    "deleted; this is tried again."
+                )
                 messages.warning(request, later)
     return redirect(found)
 
