@@ -56,7 +56,7 @@ class WarnedJob(BaseModel):
     Attributes:
         user, started: Whose job it is and since when: Slurm uses numbers again.
         count: How often, the last time at `last`; `quiet`: since when no alert has been there.
-        suspended: It was suspended when it was last looked at.
+        suspended: It was suspended when it was last checked.
         stopped: It was stopped, or would have been; `ended`: when it really was.
     """
 
