@@ -351,10 +351,12 @@ async def test_a_server_whose_job_still_copies_data_is_not_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "LONGEST_START", timedelta(0))
+    noted: list[dict[str, Any]] = []
+    monkeypatch.setattr(CarmeSpawner, "note", lambda _, **what: noted.append(what))
     site.broker.command = ["sleep", "600"]
     await site.start(image="torch", minutes=60, stage=[{"source": "/data/images", "target": "ram"}])
     await site.runs()
-    polls, noted = 0, list[Any]()
+    polls = 0
 
     async def silence(spawner: CarmeSpawner, changed: asyncio.Event) -> None:
         nonlocal polls
@@ -363,6 +365,5 @@ async def test_a_server_whose_job_still_copies_data_is_not_lost(
         await asyncio.sleep(0.01)
 
     monkeypatch.setattr(CarmeSpawner, "silence", silence)
-    monkeypatch.setattr(CarmeSpawner, "note", lambda _, **what: noted.append(what))
     await eventually(lambda: polls > 5, "the hub has looked at the job that runs")
     assert {"server": ServerStatus.UNREACHABLE} not in noted
