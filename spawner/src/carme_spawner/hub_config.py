@@ -16,7 +16,7 @@ from traitlets.config import Config
 from carme.accounts import is_account_name
 from carme.config import Settings
 from carme.errors import ConfigError
-from carme_spawner import handlers
+from carme_spawner import handlers, waiting
 from carme_spawner.proxy import PatientProxy
 from carme_spawner.spawner import CarmeSpawner
 
@@ -118,6 +118,8 @@ def _set_sessions(c: Config, settings: Settings) -> None:
     """Sessions are named servers, which the broker starts."""
     c.JupyterHub.spawner_class = CarmeSpawner
     c.CarmeSpawner.settings = settings
+    # The broker reports at once if a job dies, and `until_ready` ends one that waits for too long.
+    c.CarmeSpawner.start_timeout = int(waiting.start_timeout(settings).total_seconds())
     c.JupyterHub.allow_named_servers = True
     c.JupyterHub.named_server_limit_per_user = server_limit
     # Starts that wait in Slurm's queue count as starting, and Slurm itself limits who gets what: no limit

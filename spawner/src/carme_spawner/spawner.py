@@ -71,10 +71,6 @@ class CarmeSpawner(SlurmSpawner):
         config=True
     )
 
-    # The broker reports at once if a job dies, and `until_ready` ends one that waits for too long.
-    start_timeout = Integer(int((waiting.LONGEST_WAIT + waiting.START_MARGIN).total_seconds())).tag(
-        config=True
-    )
     # Nothing of the hub's own environment belongs into a user's job.
     env_keep = List(Unicode(), []).tag(config=True)
 

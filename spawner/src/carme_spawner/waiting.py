@@ -15,13 +15,14 @@ __all__ = [
     "given_up",
     "is_too_long",
     "longest_start",
+    "start_timeout",
 ]
 
 #: The time in which a server has reported once its job runs and its data is there, unless something is wrong.
 LONGEST_START = timedelta(minutes=3)
 #: Longest wait in the queue.
 LONGEST_WAIT = timedelta(days=7)
-#: What JupyterHub waits beyond that: a job that has begun at the last moment copies its data and starts.
+#: What JupyterHub waits beyond that and a job's start: sessions are ended here, with a reason.
 START_MARGIN = timedelta(days=1)
 #: Why a session ended whose job Slurm put back into the queue.
 PUT_BACK = _(
@@ -36,6 +37,11 @@ def longest_start(options: SessionOptions, settings: Settings) -> timedelta:
         return LONGEST_START
     # The job itself copies what its node does not have.
     return LONGEST_START + timedelta(minutes=settings.staging.minutes)
+
+
+def start_timeout(settings: Settings) -> timedelta:
+    """How long JupyterHub waits for a start: a job that has begun at the last moment copies its data."""
+    return LONGEST_WAIT + LONGEST_START + timedelta(minutes=settings.staging.minutes) + START_MARGIN
 
 
 def is_too_long(job: Job) -> bool:

@@ -176,13 +176,31 @@ async def test_a_suspension_neither_forgets_warnings_nor_counts_as_time(
     site.jobs = [job(state=JobState.SUSPENDED)]
     assert site.jobs[0].is_suspended and site.jobs[0].is_running
     await site.evaluate(alert(), after=59)
+    assert [warning.ends for warning in site.policy.warnings()] == [None]
+    site.policy = site.anew()
+    site.policy.remember()
     await site.evaluate(alert(), after=59)
     assert site.record() == [WARN] and site.stopped == []
     site.jobs = running
+    await site.evaluate(alert(), after=1)
     await site.evaluate(alert(), after=59)
     assert site.record() == [WARN] and site.stopped == []
     await site.evaluate(alert(), after=1)
     assert site.record() == [WARN, STOP] and site.stopped == [7]
+
+
+async def test_a_suspended_job_does_not_have_the_warnings_written_at_each_look(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(settings, tmp_path, stop=True, warnings=1)
+    await site.evaluate(alert())
+    site.jobs = [job(state=JobState.SUSPENDED)]
+    await site.evaluate(alert(), after=1)
+    written: list[Path] = []
+    monkeypatch.setattr("carme.broker.policy._write", lambda file, _: written.append(file))
+    await site.evaluate(alert(), after=1)
+    await site.evaluate(alert(), after=1)
+    assert written == []
 
 
 async def test_what_is_quiet_for_a_moment_is_not_forgotten(settings: Settings, tmp_path: Path) -> None:

@@ -207,6 +207,9 @@ class Site:
         server = await self.server(name, user)
         return bool(server and server["ready"])
 
+    async def is_gone(self, name: str = "s1", user: str = "ada") -> bool:
+        return await self.server(name, user) is None
+
     def token(self, job_id: int) -> str:
         return self.broker.requests[job_id].request.environment["JUPYTERHUB_API_TOKEN"]
 

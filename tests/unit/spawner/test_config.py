@@ -1,6 +1,7 @@
 """The hub's configuration from carme.toml, and what the package shows."""
 
 import socket
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,8 @@ from tornado import web
 import carme_spawner
 from carme.config import Settings
 from carme.errors import ConfigError
+from carme.jobs import SessionOptions
+from carme_spawner import waiting
 from carme_spawner.hub import main
 from carme_spawner.hub_config import PortalAuthenticator, hub_config, server_limit
 
@@ -55,6 +58,17 @@ def test_servers_and_routes_outlive_the_hub(settings: Settings) -> None:
     assert config.JupyterHub.cleanup_proxy is False
     assert config.ConfigurableHTTPProxy.should_start is False
     assert config.ConfigurableHTTPProxy.auth_token == "proxy-auth-token-value"
+
+
+@pytest.mark.parametrize("minutes", [1, 10_000])
+def test_a_start_may_wait_in_the_queue_and_then_copy_its_data(settings: Settings, minutes: int) -> None:
+    staging = settings.staging.model_copy(update={"minutes": minutes})
+    changed = settings.model_copy(update={"staging": staging})
+    stage = [{"source": "/data/images", "target": "ram"}]
+    options = SessionOptions.model_validate({"image": "torch", "minutes": 60, "stage": stage})
+    copies = waiting.longest_start(options, changed)
+    timeout = timedelta(seconds=hub_config(changed).CarmeSpawner.start_timeout)
+    assert timeout > waiting.LONGEST_WAIT + copies
 
 
 @pytest.mark.parametrize("name", ["listen", "proxy_api_url"])

@@ -96,7 +96,7 @@ async def test_a_queued_session_can_be_given_up_after_a_restart(site: Site) -> N
     await site.up()
     assert (await site.api("DELETE", "users/ada/servers/s1")).status_code in (202, 204)
     await eventually(lambda: site.broker.cancelled == [100], "the job is cancelled")
-    assert await site.server() is None
+    await eventually(site.is_gone, "the hub has ended the start")
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -115,7 +115,7 @@ async def test_a_session_that_waits_too_long_is_given_up_with_the_reason(
         lambda: "waited in the queue" in site.broker.session(100).sentence, "the session's end has the reason"
     )
     assert "You stopped" not in site.broker.session(100).sentence
-    assert await site.server() is None
+    await eventually(site.is_gone, "the hub has ended the start")
 
 
 async def test_a_queued_session_that_dies_after_a_restart_says_why(site: Site) -> None:
@@ -128,7 +128,7 @@ async def test_a_queued_session_that_dies_after_a_restart_says_why(site: Site) -
     await eventually(
         lambda: "disk full" in site.broker.session(100).sentence, "the broker has read the end of the log"
     )
-    assert await site.server() is None
+    await eventually(site.is_gone, "the hub has ended the start")
 
 
 async def test_the_next_hub_finds_a_job_whose_submission_it_did_not_see(site: Site) -> None:
@@ -337,9 +337,6 @@ async def test_a_broker_that_takes_too_long_gets_no_second_request(
     monkeypatch.setattr(broker, "timeout", 0.2)
     assert (await site.start()).status_code in (202, 503)
 
-    async def given_up() -> bool:
-        return await site.server() is None
-
-    await eventually(given_up, "the start has failed")
+    await eventually(site.is_gone, "the start has failed")
     site.broker.answering.set()
     assert list(site.broker.jobs) == [100]

@@ -115,5 +115,5 @@ def test_what_slurm_does_later_is_not_called_done(root: Browser, admin: User, hu
     token = root.own_token()
     for address in (f"/maintenance/{maintenance.pk}/cancel/", f"/bookings/{booking.name}/delete/"):
         page = text(root.get(root.send_with(token, address)["Location"]))
-        assert "as soon as Slurm answers." in page
+        assert "as soon as the reservation can be deleted; this is tried again." in page
         assert "Its nodes take jobs again.<" not in page and "are free for others.<" not in page

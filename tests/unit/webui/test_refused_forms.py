@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from bs4 import BeautifulSoup
 from django.utils import timezone
 
@@ -70,6 +71,32 @@ def test_the_reason_to_drain_a_node_stays(root: Browser, broker: FakeBroker) -> 
     assert "Slurm does not answer." in text(page)
     assert value(page, "#node-n1 input[name=reason]") == "a & b"
     assert value(page, "#node-n3 input[name=reason]") == ""
+    assert answer["Location"] == "/admin/nodes/", "the reason is in no log"
+    assert value(root.get("/admin/nodes/"), "#node-n1 input[name=reason]") == ""
+
+
+def test_a_link_writes_nothing_into_a_form(
+    root: Browser, alice: User, broker: FakeBroker, rules: Any
+) -> None:
+    row = booked(alice, "requested")
+    page = root.get(f"/admin/approvals/?refused={row.name}&reason=Never")
+    assert value(page, f"#reason-{row.name}") == ""
+
+
+def test_a_refused_decision_leads_back_to_its_page(
+    root: Browser, alice: User, broker: FakeBroker, rules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carme_webui.administration.views.PER_PAGE", 1)
+    rows = [booked(alice, "requested"), booked(alice, "requested")]
+    page = BeautifulSoup(text(root.get("/admin/approvals/?page=2")), "html.parser")
+    row = next(each for each in rows if page.select_one(f"#reason-{each.name}"))
+    sent = {str(each["name"]): str(each["value"]) for each in page.select("form.approval input[type=hidden]")}
+    broker.refusal = SlurmError("Slurm refuses.", "Look at the nodes.")
+    fields = {**sent, "answer": "approve", "reason": "Only <this> once."}
+    fields.pop("csrfmiddlewaretoken", None)
+    answer = root.send_with(root.own_token(), f"/bookings/{row.name}/decide/", **fields)
+    assert answer["Location"] == "/admin/approvals/?page=2"
+    assert value(root.get(answer["Location"]), f"#reason-{row.name}") == "Only <this> once."
 
 
 def test_the_message_about_a_decision_stays(

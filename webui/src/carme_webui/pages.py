@@ -4,14 +4,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
-from django.urls import reverse
 from django.utils.functional import SimpleLazyObject
 from django.utils.safestring import SafeString
 from django.utils.translation import get_language
@@ -25,12 +23,12 @@ __all__ = [
     "bad_request",
     "csrf_failure",
     "forbidden",
+    "keep_refused",
     "not_found",
     "refused_reason",
     "server_error",
     "site",
     "wanted_words",
-    "with_refused",
     "without_empty_refusals",
 ]
 
@@ -77,19 +75,21 @@ def wanted_words(request: HttpRequest, name: str, most: int) -> str:
     return request.GET.get(name, "").replace("\0", "").strip()[:most]
 
 
-def with_refused(page: str, name: str, reason: str) -> str:
-    """The address of a page on which a form was refused, so that it has the reason that was written again.
+def keep_refused(request: HttpRequest, page: str, name: str, reason: str) -> None:
+    """Keep the reason that was written into a form that is refused, for the page that has the form.
+
+    It is not in the page's address: that is logged, and a link of somebody else's could have one.
 
     Args:
         page: The page's name.
         name: Of what the form is about, such as a node: the page has several.
     """
-    return f"{reverse(page)}?{urlencode({'refused': name, 'reason': reason[:200]})}"
+    request.session[f"refused:{page}"] = {"name": name, "reason": reason[:200]}
 
 
-def refused_reason(request: HttpRequest) -> dict[str, str]:
-    """What `with_refused` put into the address: name and reason; both empty without it."""
-    return {"name": request.GET.get("refused", ""), "reason": wanted_words(request, "reason", 200)}
+def refused_reason(request: HttpRequest, page: str) -> dict[str, str]:
+    """What `keep_refused` has kept for this page, once: name and reason; empty without it."""
+    return request.session.pop(f"refused:{page}", {})
 
 
 def _page(request: HttpRequest, status: HTTPStatus, title: str, sentence: str, remedy: str) -> HttpResponse:

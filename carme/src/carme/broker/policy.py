@@ -56,6 +56,7 @@ class WarnedJob(BaseModel):
     Attributes:
         user, started: Whose job it is and since when: Slurm uses numbers again.
         count: How often, the last time at `last`; `quiet`: since when no alert has been there.
+        suspended: It was suspended when it was last checked.
         stopped: It was stopped, or would have been; `ended`: when it really was.
     """
 
@@ -64,6 +65,7 @@ class WarnedJob(BaseModel):
     count: int
     last: datetime
     quiet: datetime | None = None
+    suspended: bool = False
     alerts: list[Alert]
     stopped: bool = False
     ended: datetime | None = None
@@ -174,7 +176,7 @@ class Policy:
     def _end_of(self, known: WarnedJob) -> datetime | None:
         """When it is stopped unless that changes."""
         policy = self._policy
-        if known.stopped or not _stops(policy, known.alerts):
+        if known.stopped or known.suspended or not _stops(policy, known.alerts):
             return None
         return known.last + (policy.warnings - known.count + 1) * timedelta(minutes=policy.every_minutes)
 
@@ -197,8 +199,10 @@ class Policy:
             is_over = job is None or not _matches(known, job)
             if job is not None and not is_over and job.is_suspended:
                 # It cannot use its GPUs. The time until the next warning begins anew when it goes on.
-                known.last, known.quiet = now, None
+                known.suspended, known.quiet = True, None
                 continue
+            if known.suspended:
+                known.suspended, known.last = False, now
             known.quiet = None if job_id in alerts else known.quiet or now
             # After an interval of quiet all is forgotten.
             if is_over or (known.quiet and now - known.quiet >= every):

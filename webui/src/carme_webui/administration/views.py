@@ -37,7 +37,7 @@ from carme_webui.clocks import reader_zone
 from carme_webui.cluster import broker
 from carme_webui.help_links import explained
 from carme_webui.jobs.models import Job
-from carme_webui.pages import refused_reason, wanted_words, with_refused
+from carme_webui.pages import keep_refused, refused_reason, wanted_words
 from carme_webui.projects.models import Project
 from carme_webui.sessions.models import Session
 
@@ -192,9 +192,11 @@ def nodes(request: HttpRequest) -> HttpResponse:
     running = jobs_by_node(jobs)
     rows = [NodeRow.of(each, running.get(each.name, []), waits and each.name == sent) for each in found]
     follow = urlencode({"sent": sent, "do": do}) if waits else ""
-    context = {"rows": rows, "banner": failure, "follow": follow, "refused": refused_reason(request)}
-    part = "nodes_live" if "live" in request.GET else "nodes"
-    return render(request, f"administration/{part}.html", context)
+    context = {"rows": rows, "banner": failure, "follow": follow}
+    if "live" in request.GET:
+        return render(request, "administration/nodes_live.html", context)
+    context["refused"] = refused_reason(request, "admin-nodes")
+    return render(request, "administration/nodes.html", context)
 
 
 @require_POST
@@ -209,7 +211,8 @@ def node(request: HttpRequest, name: str) -> HttpResponse:
     else:
         messages.success(request, _("Sent to Slurm. The list refreshes shortly."))
         return redirect(f"{reverse('admin-nodes')}?{urlencode({'sent': name, 'do': do})}")
-    return redirect(with_refused("admin-nodes", name, reason))
+    keep_refused(request, "admin-nodes", name, reason)
+    return redirect("admin-nodes")
 
 
 @require_safe
@@ -218,7 +221,7 @@ def approvals(request: HttpRequest) -> HttpResponse:
     """Bookings that wait for an answer, the one that begins first first."""
     rows = Booking.open().filter(state=BookingState.REQUESTED)
     page = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    context = {"page": page, "refused": refused_reason(request)}
+    context = {"page": page, "refused": refused_reason(request, "admin-approvals")}
     return render(request, "administration/approvals.html", context)
 
 

@@ -89,5 +89,9 @@ def cancel(request: HttpRequest, number: int) -> HttpResponse:
     if services.cancel(row, signed_in(request), broker()):
         messages.success(request, _("Its nodes take jobs again."))
     else:
-        messages.warning(request, _("Cancelled. Its nodes take jobs again as soon as Slurm answers."))
+        later = _(
+            "Cancelled. Its nodes take jobs again as soon as the reservation can be deleted; "
+            "this is tried again."
+        )
+        messages.warning(request, later)
     return redirect("maintenance")

@@ -34,7 +34,7 @@ from carme_webui.cluster import Reservations, RunningJobs, broker, cluster_cache
 from carme_webui.datasets import datasets_of
 from carme_webui.help_links import explained
 from carme_webui.notifier import notifier
-from carme_webui.pages import with_refused
+from carme_webui.pages import keep_refused
 from carme_webui.projects.models import own_projects
 from carme_webui.sessions.models import Session
 
@@ -230,7 +230,10 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
             if freed:
                 messages.success(request, _("The booking is deleted; its nodes are free for others."))
             else:
-                later = _("The booking is deleted. Its nodes are free for others as soon as Slurm answers.")
+                later = _(
+                    "The booking is deleted. Its nodes are free for others as soon as the reservation can be "
+                    "deleted; this is tried again."
+                )
                 messages.warning(request, later)
     return redirect(found)
 
@@ -305,7 +308,11 @@ def decide(request: HttpRequest, name: str) -> HttpResponse:
         raise Http404
     found = get_object_or_404(Booking.objects.select_related("owner"), name=name)
     reason = " ".join(request.POST.get("reason", "").split())[:200]
+    back = found.get_absolute_url()
     queue = request.POST.get("back") == "queue"
+    if queue:
+        page = request.POST.get("page", "")[:9]
+        back = reverse("admin-approvals") + (f"?{urlencode({'page': page})}" if page else "")
     try:
         if request.POST.get("answer") == "approve":
             services.approve(found, broker(), reason)
@@ -313,11 +320,13 @@ def decide(request: HttpRequest, name: str) -> HttpResponse:
             services.deny(found, reason)
     except CarmeError as error:
         messages.error(request, explained(error))
-        return redirect(with_refused("admin-approvals", found.name, reason) if queue else found)
+        if queue:
+            keep_refused(request, "admin-approvals", found.name, reason)
+        return redirect(back)
     _notify_people(found)
     messages.success(request, _("Done: %s.") % found.label)
     logger.info("%s decided on booking %s: %s", user.username, found.name, found.label)
-    return redirect("admin-approvals" if queue else found)
+    return redirect(back)
 
 
 @login_not_required
