@@ -29,6 +29,7 @@ from carme_runtime.torch.measuring import measured
 from carme_runtime.torch.pieces import piece_of
 from carme_runtime.torch.traced import Traced
 from carme_runtime.torch.tracing import capture
+from carme_runtime.torch.views import replaceable
 
 torch.set_num_threads(1)
 LIMIT = 1e-5
@@ -171,6 +172,7 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
 
 def views(stages: int) -> None:
     """Views of what crosses a cut are made behind it."""
+    copied_views()
     for schedule, micro_batches, *words in (("1f1b", 4, "evaluate", "clip"), ("zb1p", 6, "accumulate")):
         planned = train("views", stages, schedule, micro_batches, *words)
         assert planned.pieces.channels == {(0, 1): ("tanh", "linear_1")}, planned.pieces.channels
@@ -188,6 +190,23 @@ def views(stages: int) -> None:
             for whole, size in sizes.items():
                 most = 0 if whole in graph.inputs else graph.value[whole].bytes
                 assert size <= most, (name, place, sizes)
+
+
+class Changed(torch.nn.Module):
+    """Its first view shares memory with what changes afterwards; before the second one all has changed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        base = torch.tanh(x)
+        early = base.view(-1, 4)
+        base.mul_(2)
+        return early + base.view(-1, 4)
+
+
+def copied_views() -> None:
+    """A view may be copied unless its memory changes afterwards."""
+    traced = capture(Changed(), (torch.randn(6, 2, 2),))
+    early, late = [node.name for node in traced.nodes if "view" in str(node.target)]
+    assert replaceable(traced) == {late}, (early, late, replaceable(traced))
 
 
 def run_in_two(traced: Traced, place: int, inputs: tuple[torch.Tensor, ...]) -> None:
