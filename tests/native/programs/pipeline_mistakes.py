@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,21 @@ def calls() -> None:
     refused("0.bias was frozen", lambda: frozen.step(INPUTS, TARGETS, loss=functional.cross_entropy))
     refused("0.bias was frozen", lambda: frozen(INPUTS))
     partly[0].requires_grad_(False)
+    frozen.step(INPUTS, TARGETS, loss=functional.cross_entropy)
+    frozen.close()
+    unfrozen_with_a_harmless_one()
+
+
+def unfrozen_with_a_harmless_one() -> None:
+    """The sentence names the layer whose gradient is lost, not the one behind the cut that may be trained."""
+    layers = {"first": nn.Linear(4, 4), "middle": nn.Linear(4, 4), "a_head": nn.Linear(4, 3)}
+    module = nn.Sequential(OrderedDict(layers))
+    for name in ("first", "a_head"):
+        layers[name].requires_grad_(False)
+    frozen, _ = make(module, stages=2, micro_batches=4, cut_points=["middle"])
+    module.requires_grad_(True)
+    refused("first.bias was frozen", lambda: frozen.step(INPUTS, TARGETS, loss=functional.cross_entropy))
+    layers["first"].requires_grad_(False)
     frozen.step(INPUTS, TARGETS, loss=functional.cross_entropy)
     frozen.close()
 

@@ -199,6 +199,23 @@ class Views(nn.Module):
         return self.head(torch.tanh(hidden))
 
 
+class Turned(nn.Module):
+    """Behind the cut it uses a turned value, and one that is turned back and takes another shape."""
+
+    cut_points = ("second",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Conv1d(8, 3, 3, padding=1)
+        self.head, self.last = nn.Linear(32, 3), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = torch.tanh(self.first(x)).transpose(1, 2)
+        row = turned.transpose(1, 2).view(-1, 32)
+        hidden = self.second(turned).mean(2) + self.head(row)
+        return hidden + self.last(torch.relu(turned).transpose(1, 2).view(-1, 32))
+
+
 class Untrained(nn.Module):
     """Both stages have a layer that gets no gradients."""
 
@@ -281,6 +298,7 @@ def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
         "words": lambda: (Words(), (words,), classes),
         "undecided": lambda: (Undecided(), (torch.randn(24, 8),), classes),
         "views": lambda: (Views(), (torch.randn(24, 8),), classes),
+        "turned": lambda: (Turned(), (torch.randn(24, 4, 8),), classes),
         "untrained": lambda: (Untrained(), (torch.randn(24, 8),), classes),
         "inputs": lambda: (TwoInputs(), (torch.randn(24, 6), torch.randn(24, 4)), classes),
     }[name]()

@@ -6,6 +6,7 @@ Each of SCHEDULES is NAME:MICRO_BATCHES, with further words behind colons: see `
 """
 
 import copy
+import dataclasses
 import functools
 import random
 import re
@@ -24,6 +25,11 @@ from carme_runtime.pipeline import Pieces, Plan, PlanError
 from carme_runtime.pipeline.messages import Post
 from carme_runtime.pipeline.pieces import cut_places
 from carme_runtime.torch import pipeline, trace
+from carme_runtime.torch.measuring import measured
+from carme_runtime.torch.pieces import piece_of
+from carme_runtime.torch.traced import Traced
+from carme_runtime.torch.tracing import capture
+from carme_runtime.torch.views import replaceable
 
 torch.set_num_threads(1)
 LIMIT = 1e-5
@@ -166,13 +172,17 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
 
 def views(stages: int) -> None:
     """Views of what crosses a cut are made behind it."""
+    copied_views()
     for schedule, micro_batches, *words in (("1f1b", 4, "evaluate", "clip"), ("zb1p", 6, "accumulate")):
         planned = train("views", stages, schedule, micro_batches, *words)
         assert planned.pieces.channels == {(0, 1): ("tanh", "linear_1")}, planned.pieces.channels
-    for name in ("transformer", "lstm", "views", "resnet"):
+        train("turned", stages, schedule, micro_batches, *words)
+    for name in ("transformer", "lstm", "views", "turned", "resnet"):
         model, inputs, _ = pipeline_models.make(name)
-        graph = trace(model, inputs, seconds=0.1)
+        traced = capture(model, inputs)
+        graph = measured(traced, inputs, seconds=0.1)
         for place in cut_places(graph):
+            run_in_two(dataclasses.replace(traced, graph=graph), place, inputs)
             sizes: dict[str, int] = {}  # by value: bytes that are sent of it and what lies in its memory
             for each in Pieces(graph, (place,)).channels.get((0, 1), ()):
                 whole = graph.operators[graph.maker[each]].within or each
@@ -180,6 +190,38 @@ def views(stages: int) -> None:
             for whole, size in sizes.items():
                 most = 0 if whole in graph.inputs else graph.value[whole].bytes
                 assert size <= most, (name, place, sizes)
+
+
+class Changed(torch.nn.Module):
+    """Its first view shares memory with what changes afterwards; before the second one all has changed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        base = torch.tanh(x)
+        early = base.view(-1, 4)
+        base.mul_(2)
+        return early + base.view(-1, 4)
+
+
+def copied_views() -> None:
+    """A view may be copied unless its memory changes afterwards."""
+    traced = capture(Changed(), (torch.randn(6, 2, 2),))
+    early, late = [node.name for node in traced.nodes if "view" in str(node.target)]
+    assert replaceable(traced) == {late}, (early, late, replaceable(traced))
+
+
+def run_in_two(traced: Traced, place: int, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Two pieces give what the model gives; the second gets values as messages bring them, in order."""
+    pieces = Pieces(traced.graph, (place,))
+    known: dict[str, Any] = {"input": dict(zip(traced.graph.inputs, inputs, strict=True)), "value": {}}
+    known["parameter"] = traced.named_tensors()
+    with torch.no_grad():
+        for number in range(2):
+            piece = piece_of(traced, pieces, number, deferred=False, split=False)
+            results = piece.function(*(known[kind][name] for kind, name in piece.arguments))
+            own = dict(zip(piece.results, results, strict=True))
+            sent = {n: v.contiguous() if isinstance(v, torch.Tensor) else v for n, v in own.items()}
+            known["value"].update(own if number else sent)
+        alike(known["value"][traced.graph.results[0]], traced.model(*inputs), f"cut before operator {place}")
 
 
 def deferred_statistics(stages: int, again: bool = False) -> None:

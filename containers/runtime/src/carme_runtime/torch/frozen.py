@@ -4,7 +4,7 @@
 # pyright: reportMissingImports=false
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from torch import nn
 
@@ -34,15 +34,20 @@ class Frozen:
         trained = frozenset(n for n, p in model.named_parameters() if p.requires_grad and n in self._frozen)
         if trained <= self._harmless:
             return
+        if self._loses(trained):
+            first = next(name for name in sorted(trained) if self._loses({name}))  # others may do no harm
+            raise InvalidCall(
+                f"{first} was frozen when pipeline() was called, and is trained now. Stages behind it "
+                "send no gradients for it.",
+                "Let it require gradients before pipeline() is called, or make the pipeline anew.",
+            )
+        self._harmless = trained
+
+    def _loses(self, trained: Set[str]) -> bool:
+        """Whether one of these parameters needs a gradient that does not come."""
         parameters = tuple(
             dataclasses.replace(each, trainable=each.trainable or each.name in trained)
             for each in self._graph.parameters
         )
         reached = dataclasses.replace(self._graph, parameters=parameters).with_gradients
-        if any(name in reached and "float" in self._graph.value[name].dtype for name in self._without):
-            raise InvalidCall(
-                f"{min(trained)} was frozen when pipeline() was called, and is trained now. Stages behind it "
-                "send no gradients for it.",
-                "Let it require gradients before pipeline() is called, or make the pipeline anew.",
-            )
-        self._harmless = trained
+        return any(name in reached and "float" in self._graph.value[name].dtype for name in self._without)

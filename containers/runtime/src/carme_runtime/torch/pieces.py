@@ -3,7 +3,7 @@
 Each is a graph of the operators between two cuts. It is called with the parameters that it uses, what the
 model is given, and values of other pieces; it returns what others need of it. What has to know of the whole
 batch is replaced: Dropout takes masks that are drawn for the whole batch, and BatchNorm may leave its running
-statistics to the end of the step.
+statistics to the end of the step. So is `view`, which depends on strides that messages do not keep.
 """
 
 # As in backend.py.
@@ -18,10 +18,12 @@ from torch import fx, nn
 
 from carme_runtime.pipeline import Pieces
 from carme_runtime.torch.traced import Traced, is_dropout
+from carme_runtime.torch.views import replaceable
 
 _BATCH_NORM = torch.ops.aten.batch_norm.default
 _LINEAR = torch.ops.aten.linear.default
 _CONV = torch.ops.aten.conv2d.default
+_RESHAPE = torch.ops.aten.reshape.default
 # What draws random numbers, but is not seen to draw the same ones as a single process does.
 _RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "scaled_dot_product_attention", "rrelu")
 
@@ -107,6 +109,7 @@ class _Maker:
         self._places = {operator.name: place for place, operator in enumerate(traced.graph.operators)}
         # What any piece can make itself, and what this one makes again.
         self._plain, self._views = traced.graph.plain, pieces.views(number)
+        self._reshaped = replaceable(traced)
         self._body: list[Any] = []
 
     def piece(self) -> Piece:
@@ -162,6 +165,8 @@ class _Maker:
         copied = self._replaced(node)
         if copied is None:
             copied = self._graph.node_copy(node, self._value)
+        if node.name in self._reshaped:
+            copied.target = _RESHAPE
         self._copies[node.name] = copied
         return copied
 

@@ -6,12 +6,14 @@
 import operator
 from collections.abc import Mapping
 
+import torch
 from torch import fx
 
 from carme_runtime.torch.traced import Traced
 
 # Their results depend on where the elements lie, and those of a message lie in order.
 _BY_STRIDES = ("as_strided", "_reshape_alias")
+_VIEW = torch.ops.aten.view.default
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
@@ -46,6 +48,29 @@ def views_of(traced: Traced, within: Mapping[str, str]) -> dict[str, str]:
         if within.get(node.name) and root not in changed and _is_pure(node):
             found[node.name] = source.name
     return found
+
+
+def replaceable(traced: Traced) -> frozenset[str]:
+    """Names of the `view` operators in whose place `reshape` does the same, and copies where it has to.
+
+    `view` refuses strides that do not suit the shape. Behind a message strides differ from those in the whole
+    model, as its elements lie in order. A copy will do unless an operator changes that memory afterwards.
+    """
+    operators = {each.name: each for each in traced.graph.operators}
+    changed, found = set[str](), set[str]()
+    for node in reversed(traced.nodes):
+        known = operators.get(node.name)
+        if known is not None and known.beside and known.kind != "getitem":
+            changed.add(known.beside)
+        if node.target is not _VIEW:
+            continue
+        root = node
+        while (source := viewed(root)) is not None:
+            root = source
+        # Parameters and buffers have the strides that they had: no message brings them.
+        if root.name not in changed and root.name not in traced.tensors and root.op != "get_attr":
+            found.add(node.name)
+    return frozenset(found)
 
 
 def _is_pure(node: fx.Node) -> bool:
