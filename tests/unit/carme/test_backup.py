@@ -167,6 +167,23 @@ def test_the_database_of_the_broker_is_copied_as_of_one_moment(site: Path, key: 
     assert (site / "broker/note.sqlite").read_text() == "no database"
 
 
+@pytest.mark.parametrize("name", ["a?b.sqlite", "a#b.sqlite", "a%41.sqlite"])
+def test_names_of_databases_mean_nothing_but_a_file(tmp_path: Path, name: str) -> None:
+    database, copy = tmp_path / "portal" / name, tmp_path / "copy"
+    database.parent.mkdir()
+    use(database).close()
+    databases.copy_sqlite(database, copy)
+    assert rows(copy) == ["mine"]
+    assert all(path.name.startswith(name) for path in database.parent.iterdir())
+
+
+def test_no_database_is_created_where_a_name_leads_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("made")
+    with pytest.raises(CarmeError, match="cannot be copied"):
+        databases.copy_sqlite(tmp_path / "a?x.sqlite", tmp_path / "copy")
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_backup_has_configuration_secrets_logs_and_databases(site: Path, key: Path) -> None:
     extra = site.parent / "prometheus/data"
     extra.parent.mkdir()
