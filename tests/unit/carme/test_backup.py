@@ -167,6 +167,40 @@ def test_the_database_of_the_broker_is_copied_as_of_one_moment(site: Path, key: 
     assert (site / "broker/note.sqlite").read_text() == "no database"
 
 
+def test_what_only_looks_like_a_database_does_not_stop_a_backup(
+    site: Path, key: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, log, gone = (site / f"portal/{name}" for name in ("bad.sqlite", "bad.sqlite-wal", "gone.sqlite"))
+    good = site / "portal/good.sqlite"
+    content = b"SQLite format 3\0" + b"x" * 4096
+    bad.write_bytes(content)
+    log.write_text("log")
+    use(gone).close()
+    use(good).close()
+    copy_sqlite = databases.copy_sqlite
+
+    def copy(database: Path, to: Path) -> None:
+        gone.unlink(missing_ok=True)
+        copy_sqlite(database, to)
+
+    monkeypatch.setattr(archive, "copy_sqlite", copy)
+    backup = make_backup(site, key)
+    about, paths, _missing = check(backup, key)
+    assert about.sqlite == [str(good)]
+    assert {str(bad), str(log)} <= set(paths) and str(gone) not in paths
+    assert str(bad) in caplog.text and str(gone) not in caplog.text
+    bad.unlink()
+    restore(backup, key)
+    assert bad.read_bytes() == content and rows(good) == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["portal/portal.sqlite3", "broker/sessions.sqlite"])
+def test_a_broken_database_of_a_service_stops_a_backup(site: Path, key: Path, name: str) -> None:
+    (site / name).write_bytes(b"SQLite format 3\0" + b"x" * 4096)
+    with pytest.raises(CarmeError, match="cannot be copied"):
+        make_backup(site, key)
+
+
 @pytest.mark.parametrize("name", ["a?b.sqlite", "a#b.sqlite", "a%41.sqlite"])
 def test_names_of_databases_mean_nothing_but_a_file(tmp_path: Path, name: str) -> None:
     database, copy = tmp_path / "portal" / name, tmp_path / "copy"
