@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carme.errors import InvalidRequest
+from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import JobState
 from carme.sessions import Ending, Mark, ServerStatus, SessionState, Step
 from carme_spawner import notes, orphan_cleanup, spawner, waiting
@@ -307,6 +307,13 @@ async def test_the_reason_of_a_stop_is_reported_before_the_job_is_cancelled(runn
     )
 
 
+async def test_a_stop_is_tried_again_while_the_broker_has_too_much_to_do(running: Site) -> None:
+    running.broker.refuse_once = CarmeError("Too many requests.", code="busy")
+    await running.api("DELETE", "users/ada/servers/s1")
+    await eventually(lambda: running.broker.cancelled == [100], "the job is cancelled")
+    assert running.broker.refuse_once is None
+
+
 async def test_notes_wait_for_a_broker_that_is_away_and_keep_their_order(site: Site) -> None:
     site.broker.command = ["sleep", "600"]
     await site.start()
@@ -361,6 +368,9 @@ async def test_a_server_whose_job_still_copies_data_is_not_lost(
         polls += 1
         await asyncio.sleep(0.01)
 
+    noted = list[dict[str, Any]]()
+    monkeypatch.setattr(CarmeSpawner, "note", lambda _, **what: noted.append(what))
     monkeypatch.setattr(CarmeSpawner, "silence", silence)
     await eventually(lambda: polls > 5, "the hub has looked at the job that runs")
+    assert not [what for what in noted if what.get("server") is ServerStatus.UNREACHABLE]
     assert site.broker.session(100).state is SessionState.STARTING

@@ -115,7 +115,11 @@ async def test_a_session_that_waits_too_long_is_given_up_with_the_reason(
         lambda: "waited in the queue" in site.broker.session(100).sentence, "the session's end has the reason"
     )
     assert "You stopped" not in site.broker.session(100).sentence
-    assert await site.server() is None
+
+    async def is_given_up() -> bool:
+        return await site.server() is None
+
+    await eventually(is_given_up, "the server is given up")
 
 
 async def test_a_queued_session_that_dies_after_a_restart_says_why(site: Site) -> None:
