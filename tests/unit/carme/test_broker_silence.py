@@ -62,6 +62,20 @@ def test_a_broker_that_is_back_answers_again(broker: HangingBroker) -> None:
     serving.join()
 
 
+def test_requests_do_not_rest_while_there_is_no_broker(tmp_path: Path) -> None:
+    broker = HangingBroker(tmp_path / "s")
+    silence = Silence(patience=0.01, check_seconds=0.01, rest=0.0)
+    client = BrokerClient(broker.path, HANG, None, silence)
+    with pytest.raises(BrokerTimeout):
+        client.jobs()
+    silence.rest = HANG
+    broker.close()
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable, match="no such file"):
+            client.jobs()
+    assert silence._silent_until is None
+
+
 def test_no_client_gives_up_a_submission_that_the_broker_still_makes() -> None:
     request = JobRequest(name="train", kind="batch", command=["train"], partition="gpu", nodes=1, minutes=5)
     submissions = [protocol.Submit(request), protocol.Resubmit(7)]
