@@ -73,7 +73,7 @@ def create(target: Path, key: Path, config: Path, also: list[Path], images: bool
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file, tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            copies, files = _copy_others(what, Path(scratch))
+            copies, files = _copy_optional(what, Path(scratch))
             about = Manifest(
                 version=__version__,
                 host=socket.gethostname(),
@@ -109,13 +109,13 @@ def create(target: Path, key: Path, config: Path, also: list[Path], images: bool
     return len(files) + len(about.sqlite)
 
 
-def _copy_others(what: Contents, scratch: Path) -> tuple[dict[Path, Path], list[Path]]:
+def _copy_optional(what: Contents, scratch: Path) -> tuple[dict[Path, Path], list[Path]]:
     """Copies of the databases that no service needs, and what is to be kept file by file.
 
     A service's account may write what it likes into its folder; that must not stop the backup.
     """
     copies, files = dict[Path, Path](), list(what.files)
-    for number, path in enumerate(what.others):
+    for number, path in enumerate(what.optional):
         copy = scratch / f"{number}.sqlite"
         try:
             copy_sqlite(path, copy)

@@ -23,13 +23,13 @@ class Contents:
     Attributes:
         files: Files, links and folders, each folder before what is in it.
         sqlite: Databases of SQLite that services need, which are copied as of one moment.
-        others: Other files that look like such databases: copied like them if that works, else as files.
+        optional: Other files that look like such databases: copied like them if that works, else as files.
         postgresql: Addresses of databases on a server, by what they are called in the backup.
     """
 
     files: list[Path]
     sqlite: list[Path]
-    others: list[Path]
+    optional: list[Path]
     postgresql: dict[str, str]
 
 

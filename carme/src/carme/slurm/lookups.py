@@ -1,4 +1,4 @@
-"""What a directory server may have to be asked about accounts: nobody else waits for that, nor for ever."""
+"""What a directory server may have to be queried about accounts: nobody else waits for that, nor for ever."""
 
 import asyncio
 import time
