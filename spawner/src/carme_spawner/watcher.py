@@ -159,12 +159,12 @@ class JobWatcher:
                 return
             except NotFound:
                 return
-            except (BrokerUnavailable, SlurmError) as error:
+            except CarmeError as error:
+                if not isinstance(error, BrokerUnavailable | SlurmError) and error.code != "busy":
+                    self.log.error("Job %s of %s cannot be ended: %s", job_id, user, error)
+                    return
                 self.log.warning("Job %s of %s is not ended yet: %s", job_id, user, error)
                 await asyncio.sleep(1)
-            except CarmeError as error:
-                self.log.error("Job %s of %s cannot be ended: %s", job_id, user, error)
-                return
 
     def sessions(self) -> list[Session]:
         """All sessions that the broker has reported."""

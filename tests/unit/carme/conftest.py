@@ -282,7 +282,8 @@ async def running(
         "watch.CATCH_UP_SECONDS",
     ):
         monkeypatch.setattr(f"carme.broker.{limit}", HANG)
-    monkeypatch.setattr("carme.slurm.programs.TIMEOUT", HANG)
+    for limit in ("programs.TIMEOUT", "lookups.IDENTITY_SECONDS", "lookups.ACCOUNT_SECONDS"):
+        monkeypatch.setattr(f"carme.slurm.{limit}", HANG)
     work = asyncio.create_task(broker.run())
     async with Server(settings, broker, line_seconds=line_seconds):
         # Wait for the first snapshot of the cluster, as a real client's retry would.

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from carme.broker import daemon, policy, stage_in
+from carme.broker.concurrency import ConcurrencyLimit
 from carme.broker.feed import Feed
 from carme.broker.policy import Policy
 from carme.broker.reports import Reports
@@ -22,7 +23,7 @@ from carme.broker.watch import Watch
 from carme.config import Settings
 from carme.jobs import Job
 from carme.reports.metrics import Metrics
-from carme.slurm import SlurmCommands
+from carme.slurm import SlurmCommands, UnixAccount
 from patience import HANG
 
 from .conftest import PYTHON, FakeSlurm
@@ -205,7 +206,63 @@ async def test_a_log_that_cannot_be_read_for_any_reason_counts_as_empty() -> Non
     assert logged == {7: ""}
 
 
-async def test_data_on_its_way_is_followed_for_all_jobs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def staged(*jobs: tuple[int, str]) -> list[Job]:
+    """Jobs that wait for their data, and the jobs that bring it, with numbers that are greater by 10."""
+    known = []
+    for number, key in jobs:
+        waits = {"id": number, "key": key, "name": "train", "user": "ada", "reason": "Dependency"}
+        first = {"id": 10 + number, "key": "c" * 31 + str(number), "name": f"stage-{key[:12]}", "user": "ada"}
+        known += [Job.model_validate(waits | {"state": "PENDING"})]
+        known += [Job.model_validate(first | {"state": "RUNNING"})]
+    return known
+
+
+async def test_data_on_its_way_is_reported_while_another_log_hangs_or_fails() -> None:
+    hangs, is_reported = asyncio.Event(), asyncio.Event()
+    reported: dict[int, str] = {}
+
+    async def log_tail(job: Job) -> str:
+        if job.id == 11:
+            await hangs.wait()
+        if job.id == 12:
+            raise OSError(11, "Resource temporarily unavailable")
+        return "carme-job: data on n1: imagenet: 45 %\n"
+
+    def data_is(data: dict[int, str]) -> None:
+        reported.update(data)
+        if reported.get(3):
+            is_reported.set()
+
+    known = staged((1, "a" * 32), (2, "b" * 32), (3, "d" * 32))
+    context = SimpleNamespace(watch=SimpleNamespace(jobs=lambda: known, data_is=data_is))
+    files = SimpleNamespace(log_tail=log_tail)
+    data = StageIns(cast(Any, context), cast(Any, None), cast(Any, files))
+    following = asyncio.create_task(data._follow_once())
+    async with asyncio.timeout(HANG):
+        await is_reported.wait()
+        assert not following.done() and 1 not in reported
+        hangs.set()
+        await following
+    assert reported == {1: "imagenet: 45 %", 2: "", 3: "imagenet: 45 %"}
+
+
+async def test_a_stage_in_job_that_finds_no_place_to_be_cancelled_is_cancelled_by_the_polls(
+    accounts: None,
+) -> None:
+    abandoned = list[str]()
+
+    async def abandon(key: str) -> None:
+        abandoned.append(key)
+
+    (_waiting, stage_in_job) = staged((1, "a" * 32))
+    watch = SimpleNamespace(unwanted=lambda _: None, job=lambda _: stage_in_job, abandon=abandon)
+    context = SimpleNamespace(watch=watch, cancels=ConcurrencyLimit(0, 1, patience=0.01))
+    data = StageIns(cast(Any, context), cast(Any, None), cast(Any, None))
+    await data.cancel(stage_in_job.id, UnixAccount.named("ada"))
+    assert abandoned == [stage_in_job.key]
+
+
+async def test_data_on_its_way_is_followed_for_all_jobs_at_once() -> None:
     begun = 0
     both = asyncio.Event()
     reported: dict[int, str] = {}
@@ -218,12 +275,7 @@ async def test_data_on_its_way_is_followed_for_all_jobs_at_once(monkeypatch: pyt
         await both.wait()
         return "carme-job: data on n1: imagenet: 45 %\n"
 
-    known = []
-    for number, key in ((1, "a" * 32), (2, "b" * 32)):
-        waits = {"id": number, "key": key, "name": "train", "user": "ada", "reason": "Dependency"}
-        first = {"id": 10 + number, "key": "c" * 31 + str(number), "name": f"stage-{key[:12]}", "user": "ada"}
-        known += [Job.model_validate(waits | {"state": "PENDING"})]
-        known += [Job.model_validate(first | {"state": "RUNNING"})]
+    known = staged((1, "a" * 32), (2, "b" * 32))
     watch = SimpleNamespace(jobs=lambda: known, data_is=reported.update)
     files = SimpleNamespace(log_tail=log_tail)
     data = StageIns(cast(Any, SimpleNamespace(watch=watch)), cast(Any, None), cast(Any, files))

@@ -167,6 +167,57 @@ def test_the_database_of_the_broker_is_copied_as_of_one_moment(site: Path, key: 
     assert (site / "broker/note.sqlite").read_text() == "no database"
 
 
+def test_what_only_looks_like_a_database_does_not_stop_a_backup(
+    site: Path, key: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, log, gone = (site / f"portal/{name}" for name in ("bad.sqlite", "bad.sqlite-wal", "gone.sqlite"))
+    good = site / "portal/good.sqlite"
+    content = b"SQLite format 3\0" + b"x" * 4096
+    bad.write_bytes(content)
+    log.write_text("log")
+    use(gone).close()
+    use(good).close()
+    copy_sqlite = databases.copy_sqlite
+
+    def copy(database: Path, to: Path) -> None:
+        gone.unlink(missing_ok=True)
+        copy_sqlite(database, to)
+
+    monkeypatch.setattr(archive, "copy_sqlite", copy)
+    backup = make_backup(site, key)
+    about, paths, _missing = check(backup, key)
+    assert about.sqlite == [str(good)]
+    assert {str(bad), str(log)} <= set(paths) and str(gone) not in paths
+    assert str(bad) in caplog.text and str(gone) not in caplog.text
+    bad.unlink()
+    restore(backup, key)
+    assert bad.read_bytes() == content and rows(good) == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["portal/portal.sqlite3", "broker/sessions.sqlite"])
+def test_a_broken_database_of_a_service_stops_a_backup(site: Path, key: Path, name: str) -> None:
+    (site / name).write_bytes(b"SQLite format 3\0" + b"x" * 4096)
+    with pytest.raises(CarmeError, match="cannot be copied"):
+        make_backup(site, key)
+
+
+@pytest.mark.parametrize("name", ["a?b.sqlite", "a#b.sqlite", "a%41.sqlite"])
+def test_names_of_databases_mean_nothing_but_a_file(tmp_path: Path, name: str) -> None:
+    database, copy = tmp_path / "portal" / name, tmp_path / "copy"
+    database.parent.mkdir()
+    use(database).close()
+    databases.copy_sqlite(database, copy)
+    assert rows(copy) == ["mine"]
+    assert all(path.name.startswith(name) for path in database.parent.iterdir())
+
+
+def test_no_database_is_created_where_a_name_leads_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("made")
+    with pytest.raises(CarmeError, match="cannot be copied"):
+        databases.copy_sqlite(tmp_path / "a?x.sqlite", tmp_path / "copy")
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_backup_has_configuration_secrets_logs_and_databases(site: Path, key: Path) -> None:
     extra = site.parent / "prometheus/data"
     extra.parent.mkdir()

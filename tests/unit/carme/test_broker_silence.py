@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from hanging_broker import HangingBroker
 
-from carme.broker import BrokerClient
+from carme.broker import BrokerClient, client, protocol
 from carme.broker.client import open_files
+from carme.broker.service import PROGRAMS_PATIENCE
 from carme.broker.silence import Silence
 from carme.errors import BrokerTimeout, BrokerUnavailable
+from carme.jobs import JobRequest
+from carme.slurm import programs
 from patience import HANG
 
 
@@ -57,3 +60,26 @@ def test_a_broker_that_is_back_answers_again(broker: HangingBroker) -> None:
     serving = broker.answer(3)
     assert client.jobs() == [] and client.jobs() == []
     serving.join()
+
+
+def test_requests_do_not_rest_while_there_is_no_broker(tmp_path: Path) -> None:
+    broker = HangingBroker(tmp_path / "s")
+    silence = Silence(patience=0.01, check_seconds=0.01, rest=0.0)
+    client = BrokerClient(broker.path, HANG, None, silence)
+    with pytest.raises(BrokerTimeout):
+        client.jobs()
+    silence.rest = HANG
+    broker.close()
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable, match="no such file"):
+            client.jobs()
+    assert silence._silent_until is None
+
+
+def test_no_client_gives_up_a_submission_that_the_broker_still_makes() -> None:
+    request = JobRequest(name="train", kind="batch", command=["train"], partition="gpu", nodes=1, minutes=5)
+    submissions = [protocol.Submit(request), protocol.Resubmit(7)]
+    # For what a script or a stage-in job needs, too.
+    longest = 3 * PROGRAMS_PATIENCE + programs.TIMEOUT
+    assert all(client._timeout_of(each, 10.0) > longest for each in submissions)
+    assert client._timeout_of(protocol.GetEvents(wait=5.0), 10.0) == 15.0

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import io
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from carme.broker import BrokerClient
 from carme.errors import CarmeError, Denied
 from carme.files.client import FileError, Files
+from carme.slurm import UnixAccount, lookups
+from patience import HANG
 
 UPLOAD = "0123456789abcdef" * 2
 
@@ -193,6 +196,18 @@ async def test_only_services_open_files(files: Files, site: Any) -> None:
     site.act("hub", trusted=True)
     with pytest.raises(Denied):
         await ask(Files(BrokerClient(site.settings.broker.socket), "root").home)
+
+
+async def test_files_whose_owners_groups_do_not_come_are_an_error(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(UnixAccount, "identity", lambda _: go.wait(HANG) and {})
+    monkeypatch.setattr(lookups, "IDENTITY_SECONDS", 0.05)
+    try:
+        assert "groups of the account ada cannot be read" in await refused(files.home)
+    finally:
+        go.set()
 
 
 async def test_open_parts_have_a_limit_and_are_let_go(files: Files, site: Any) -> None:

@@ -15,7 +15,7 @@ from carme.broker.concurrency import ConcurrencyLimit
 from carme.broker.preemptions import Preemptions
 from carme.errors import CarmeError, NotFound, SlurmError
 from carme.jobs import JobRequest
-from carme.slurm import SlurmCommands, UnixAccount, commands, programs
+from carme.slurm import SlurmCommands, UnixAccount, commands, lookups, programs
 from carme.slurm.gateway import ExitStatus
 from patience import HANG
 
@@ -158,12 +158,40 @@ async def test_groups_that_do_not_come_are_an_error(
 ) -> None:
     go = threading.Event()
     monkeypatch.setattr(UnixAccount, "identity", lambda _: go.wait(HANG) and {})
-    monkeypatch.setattr(programs, "TIMEOUT", 0.05)
+    monkeypatch.setattr(lookups, "IDENTITY_SECONDS", 0.05)
     try:
         with pytest.raises(SlurmError, match="groups of the account ada cannot be read"):
             await programs.run("true", owner=ada)
     finally:
         go.set()
+
+
+async def test_one_look_up_of_an_account_hangs_at_a_time_and_holds_nobody_up(
+    accounts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, named, requested = threading.Event(), UnixAccount.named, list[str]()
+
+    def slow(name: str) -> UnixAccount:
+        requested.append(name)
+        if name == "bob":
+            go.wait(HANG)
+        return named(name)
+
+    monkeypatch.setattr(UnixAccount, "named", slow)
+    try:
+        monkeypatch.setattr(lookups, "ACCOUNT_SECONDS", 0.05)
+        with pytest.raises(SlurmError, match="account bob cannot be looked up"):
+            await lookups.account_named("bob")
+        monkeypatch.setattr(lookups, "ACCOUNT_SECONDS", HANG)
+        assert (await lookups.account_named("ada")).name == "ada"
+        with pytest.raises(SlurmError, match="account bob cannot be looked up"):
+            await lookups.account_named("bob")
+        assert requested == ["bob", "ada"]
+        going_on, _until = lookups._going_on["bob"]
+    finally:
+        go.set()
+    await asyncio.wait({going_on}, timeout=HANG)
+    assert (await lookups.account_named("bob")).name == "bob"
 
 
 async def test_a_poll_does_not_wait_long_for_the_owner_of_a_preempted_job(

@@ -1,6 +1,7 @@
 """Jobs that left Slurm's queue before the broker saw them end, while the accounting is slow or away."""
 
 import asyncio
+import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from carme.broker.watch import Watch
 from carme.errors import SlurmError
 from carme.jobs import Cluster, Job, JobState
 from carme.sessions import SessionState
+from carme.slurm import UnixAccount, lookups
 from patience import HANG
 
 from .session_records import JOB, KEY, reaches
@@ -167,3 +169,47 @@ async def test_one_question_is_about_all_jobs_that_vanished(site: Any) -> None:
     await until(over)
     words = [word for call in site.slurm.calls("sacct") for word in call["arguments"] if "--jobs=" in word]
     assert words == ["--jobs=7,8,9"]
+
+
+async def test_a_poll_does_not_wait_for_the_directory_server_and_loses_no_waiting_session(
+    watch: Watch, slow: SlowAccounting, accounts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, named, cancelled, submitted = threading.Event(), UnixAccount.named, list[str](), list[int]()
+
+    def hang(name: str) -> UnixAccount:
+        go.wait(HANG)
+        return named(name)
+
+    async def cancel(number: str, owner: UnixAccount) -> None:
+        cancelled.append(number)
+
+    async def submit_again(job: Job, owner: UnixAccount, submission: int) -> int:
+        submitted.append(job.id)
+        return 9
+
+    async def queue() -> list[Job]:
+        return [session(7, failed_node="n1")]
+
+    for name, method in (("cancel", cancel), ("submit_again", submit_again), ("queue", queue)):
+        monkeypatch.setattr(slow, name, method, raising=False)
+    monkeypatch.setattr(UnixAccount, "named", hang)
+    monkeypatch.setattr(lookups, "ACCOUNT_SECONDS", 0.01)
+    monkeypatch.setattr(vanished, "LOST_SECONDS", 0.0)
+    slow.answers.set()
+    slow.closes.set()
+    waiting = session(1, state="PENDING", node_list="")
+    await watch.add(waiting)
+    try:
+        await poll(watch)
+        found = await answered(watch) if watch._vanished._question else await poll(watch)
+        assert found[1] == waiting and found[7].is_running
+        going_on, _until = lookups._going_on["ada"]
+    finally:
+        go.set()
+    await asyncio.wait({going_on}, timeout=HANG)
+    assert not cancelled and not submitted
+    monkeypatch.setattr(lookups, "ACCOUNT_SECONDS", HANG)
+    found = await poll(watch)
+    while not submitted:
+        found = await poll(watch)
+    assert cancelled == ["7"] and 9 in found and 1 not in found

@@ -211,6 +211,7 @@ class LocalBroker:
         notes: The notes that it got, each with the number of its job.
         meant: Jobs that were noted or cancelled, each with the session that was named.
         refuse: How a submission or more time is refused.
+        refuse_once: How the next cancellation is refused.
         dies: "before" or "after" the next submission has reached Slurm the broker ends without an answer.
         blind: For so many questions about jobs it has not seen Slurm yet.
         answering: Cleared: it submits, and answers later.
@@ -220,6 +221,7 @@ class LocalBroker:
 
     def __init__(self, settings: Settings) -> None:
         self.refuse: CarmeError | None = None
+        self.refuse_once: CarmeError | None = None
         self.dies = ""
         self.blind = 0
         self.answering, self.hearing = asyncio.Event(), asyncio.Event()
@@ -275,6 +277,9 @@ class LocalBroker:
         if isinstance(request, protocol.Note | protocol.Cancel):
             self.meant.append((request.job_id, request.session))
         if isinstance(request, protocol.Cancel):
+            if (refused := self.refuse_once) is not None:
+                self.refuse_once = None
+                raise refused
             self.reported_before_cancel = self._entry(request.job_id).facts.ending
         found = await self._broker.answer(peer, line)
         if isinstance(request, protocol.Note):

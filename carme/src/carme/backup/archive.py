@@ -9,6 +9,7 @@ import grp
 import io
 import itertools
 import json
+import logging
 import os
 import pwd
 import re
@@ -25,13 +26,15 @@ from typing import Any, BinaryIO, cast
 
 from carme import __version__
 from carme.backup.append_only import replaceable
-from carme.backup.contents import BESIDE_DATABASE, contents
+from carme.backup.contents import BESIDE_DATABASE, Contents, contents
 from carme.backup.databases import copy_sqlite, dump_postgresql, is_intact, load_postgresql
 from carme.backup.sealing import Opened, Sealed, read_key
 from carme.config import load
 from carme.errors import CarmeError
 
 __all__ = ["MAKES_OWNERS", "Manifest", "check", "create", "restore"]
+
+_log = logging.getLogger(__name__)
 
 ABOUT = "about.json"  # the first member
 FILES = "files"
@@ -65,19 +68,20 @@ def create(target: Path, key: Path, config: Path, also: list[Path], images: bool
     secret, settings = read_key(key), load(config)
     what = contents(settings, config, also, images)
     owners = {"hub": settings.hub.state_directory, "portal": settings.portal.state_directory}
-    about = Manifest(
-        version=__version__,
-        host=socket.gethostname(),
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-        config=str(config),
-        sqlite=[str(path) for path in what.sqlite],
-        postgresql={name: owners[name].owner() for name in what.postgresql},
-    )
     draft = target.with_name(f"{target.name}.part")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file, tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            copies, files = _copy_optional(what, Path(scratch))
+            about = Manifest(
+                version=__version__,
+                host=socket.gethostname(),
+                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                config=str(config),
+                sqlite=[str(path) for path in [*what.sqlite, *copies]],
+                postgresql={name: owners[name].owner() for name in what.postgresql},
+            )
             sealed = Sealed(file, secret)
             with tarfile.open(fileobj=cast(BinaryIO, sealed), mode="w|gz") as archive:
                 _put_text(archive, ABOUT, json.dumps(asdict(about)))
@@ -86,11 +90,14 @@ def create(target: Path, key: Path, config: Path, also: list[Path], images: bool
                     copy_sqlite(path, copy)
                     put_file(archive, path, copy)
                     copy.unlink()
+                for path, copy in copies.items():
+                    with contextlib.suppress(FileNotFoundError):
+                        put_file(archive, path, copy)
                 for name, address in what.postgresql.items():
                     copy = Path(scratch, f"{name}.dump")
                     dump_postgresql(address, copy, about.postgresql[name])
                     archive.add(copy, f"{DATABASES}/{name}.dump", recursive=False)
-                for path in what.files:
+                for path in files:
                     with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
                         put_file(archive, path)
             sealed.close()
@@ -99,7 +106,26 @@ def create(target: Path, key: Path, config: Path, also: list[Path], images: bool
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
-    return len(what.files) + len(what.sqlite)
+    return len(files) + len(about.sqlite)
+
+
+def _copy_optional(what: Contents, scratch: Path) -> tuple[dict[Path, Path], list[Path]]:
+    """Copies of the databases that no service needs, and what is to be kept file by file.
+
+    A service's account may write what it likes into its folder; that must not stop the backup.
+    """
+    copies, files = dict[Path, Path](), list(what.files)
+    for number, path in enumerate(what.optional):
+        copy = scratch / f"{number}.sqlite"
+        try:
+            copy_sqlite(path, copy)
+            copies[path] = copy
+        except CarmeError as error:
+            copy.unlink(missing_ok=True)
+            if path.exists():
+                _log.warning("%s It is copied as a plain file.", error)
+                files += [path, *(Path(f"{path}{end}") for end in BESIDE_DATABASE)]
+    return copies, files
 
 
 def put_file(archive: tarfile.TarFile, path: Path, copy: Path | None = None) -> None:

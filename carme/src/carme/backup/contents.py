@@ -22,12 +22,14 @@ class Contents:
 
     Attributes:
         files: Files, links and folders, each folder before what is in it.
-        sqlite: Databases of SQLite, which are copied as of one moment.
+        sqlite: Databases of SQLite that services need, which are copied as of one moment.
+        optional: Other files that look like such databases: copied like them if that works, else as files.
         postgresql: Addresses of databases on a server, by what they are called in the backup.
     """
 
     files: list[Path]
     sqlite: list[Path]
+    optional: list[Path]
     postgresql: dict[str, str]
 
 
@@ -58,12 +60,14 @@ def contents(settings: Settings, config: Path, also: list[Path], images: bool) -
     folder = settings.images.directory
     pictures = sorted(path for path in folder.glob("*") if images or path.suffix == ".json")
     found = [*(each for root in roots for each in _walk(root)), *records, *pictures]
+    present = {path for path in found if _is_database(path)}
     # The broker has databases of its own.
-    sqlite |= {path for path in found if _is_database(path)}
-    skipped = sqlite | {Path(f"{path}{end}") for path in sqlite for end in BESIDE_DATABASE}
+    sqlite |= {path for path in present if path.parent == settings.broker.state_directory}
+    skipped = sqlite | present
+    skipped |= {Path(f"{path}{end}") for path in skipped for end in BESIDE_DATABASE}
     files = [path for path in dict.fromkeys(found) if path not in skipped]
     servers = {name: database for name, database in databases.items() if database.startswith("postgresql:")}
-    return Contents(files, sorted(sqlite), servers)
+    return Contents(files, sorted(sqlite), sorted(present - sqlite), servers)
 
 
 def _is_database(path: Path) -> bool:

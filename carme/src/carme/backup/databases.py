@@ -43,9 +43,11 @@ SET client_min_messages = warning;
 
 def copy_sqlite(database: Path, copy: Path) -> None:
     """Copy a database of SQLite as of one moment, whatever is written meanwhile. Raises CarmeError."""
+    # A name may hold what means something in an address, and would then name another file, to be created.
+    address = f"{database.absolute().as_uri()}?mode=ro"
     try:
         with (
-            contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as source,
+            contextlib.closing(sqlite3.connect(address, uri=True)) as source,
             contextlib.closing(sqlite3.connect(copy)) as target,
         ):
             source.backup(target)

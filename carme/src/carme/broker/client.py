@@ -21,6 +21,8 @@ from carme.translation import message as _
 __all__ = ["AsyncBrokerClient", "BrokerClient", "LastAnswers", "open_files"]
 
 TIMEOUT = 60.0  # seconds
+#: For these no client waits less: what it has given up may be submitted all the same, and then a second time.
+_SUBMISSIONS = (protocol.Submit, protocol.Resubmit, protocol.StageIn)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,8 +42,13 @@ def _line(request: Request) -> bytes:
     return line
 
 
+def _wait_of(request: Request) -> float:
+    """Seconds for which the request itself has the broker wait."""
+    return request.wait if isinstance(request, protocol.GetEvents) else 0.0
+
+
 def _timeout_of(request: Request, timeout: float) -> float:
-    return timeout + (request.wait if isinstance(request, protocol.GetEvents) else 0)
+    return max(timeout, TIMEOUT) if isinstance(request, _SUBMISSIONS) else timeout + _wait_of(request)
 
 
 def _result(request: Request, line: bytes, socket: Path, *, is_long: bool = False) -> Any:
@@ -222,7 +229,8 @@ class BrokerClient(_Client):
 
     Args:
         socket: The broker's Unix socket; by default the one that `carme.toml` names.
-        timeout: Seconds without an answer, beyond the time that a request itself waits.
+        timeout: Seconds without an answer, beyond the time that a request itself waits; submissions get 60 s
+            at least.
         answers: Those of the same requests before; None: each answer is read.
         silence: Gives up a broker that hangs before the timeout; None: the timeout alone does.
 
@@ -250,7 +258,7 @@ class BrokerClient(_Client):
         connection.connect(str(self.socket))
         connection.sendall(line)
         if self._silence is not None:
-            self._silence.wait(connection, self.socket, _timeout_of(request, 0.0))
+            self._silence.wait(connection, self.socket, _wait_of(request))
 
     def _perform(self, request: Request) -> Any:
         line = _line(request)

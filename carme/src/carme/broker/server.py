@@ -14,7 +14,8 @@ from carme.broker.dispatch import HandOver
 from carme.broker.peers import Peer, identify
 from carme.broker.service import Broker
 from carme.config import Settings
-from carme.errors import CarmeError, InvalidRequest
+from carme.errors import CarmeError, InvalidRequest, SlurmError
+from carme.slurm.lookups import identity_of
 from carme.slurm.programs import end
 from carme.translation import message as _
 
@@ -160,10 +161,9 @@ class Server:
         connection = os.dup(writer.get_extra_info("socket").fileno())
         process = None
         try:
+            identity = await identity_of(to.account)
             await self._send(writer, protocol.Answer())
             os.set_blocking(connection, True)
-            # Its groups may be a directory server's to know, and nobody else may wait for that.
-            identity = await asyncio.to_thread(to.account.identity)
             process = await asyncio.create_subprocess_exec(
                 *to.arguments,
                 stdin=connection,
@@ -179,6 +179,8 @@ class Server:
             os.close(connection)
             connection = -1
             await process.wait()
+        except SlurmError as error:
+            await self._send(writer, protocol.Answer(error=protocol.Failure.of(error)))
         except OSError:
             _log.exception("The files of %s cannot be opened.", to.account.name)
         finally:

@@ -36,8 +36,9 @@ from carme.slurm import Slurm
 TIDY_SECONDS = 3600.0
 PROGRAMS_AT_ONCE, PROGRAMS_PER_USER = 16, 4  # run as users; protects this host
 ACCOUNTING_AT_ONCE, ACCOUNTING_PER_USER = 4, 2  # questions to slurmdbd; protects the cluster
-#: Seconds until a program may run: less than clients wait, with the time that it then takes.
-PROGRAMS_PATIENCE = 20.0
+#: Seconds until a program may run. A request has three programs at most, one after the other; clients wait
+#: longer than for all these places and for one program that hangs, which then ends the request.
+PROGRAMS_PATIENCE = 8.0
 
 
 class Broker:

@@ -1,5 +1,6 @@
 """A broker that accepts connections and answers nothing, and why a broker cannot be reached."""
 
+import contextlib
 import select
 import socket as sockets
 import time
@@ -44,6 +45,7 @@ class Silence:
 
         Raises:
             BrokerUnavailable: It still hangs, so that nothing should be sent.
+            OSError: There is no broker.
         """
         until = self._silent_until
         if until is not None and (time.monotonic() < until or not self._is_there(socket)):
@@ -56,17 +58,24 @@ class Silence:
             seconds: For which the request itself has the broker wait.
 
         Raises:
-            BrokerTimeout: The broker hangs; it may still do what was requested.
+            BrokerTimeout: The broker hangs, or has just gone; it may still do what was requested.
         """
         answer = select.poll()
         answer.register(connection, select.POLLIN)
         if answer.poll(1000 * (self.patience + seconds)):
             self._silent_until = None
-        elif not self._is_there(socket):
+        else:
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                if self._is_there(socket):
+                    return
             raise unreachable(socket, _("it took too long"), BrokerTimeout)
 
     def _is_there(self, socket: Path) -> bool:
-        """Whether the broker closes an empty connection; if not, requests rest from now on."""
+        """Whether the broker closes an empty connection; if not, requests rest from now on.
+
+        Raises:
+            OSError: There is no broker, which a request notices at once: none has to rest.
+        """
         try:
             with sockets.socket(sockets.AF_UNIX) as probe:
                 probe.settimeout(self.check_seconds)
@@ -75,6 +84,9 @@ class Silence:
                 probe.recv(1)
         except ConnectionResetError:
             pass  # it closes at once what is too many connections
+        except (FileNotFoundError, ConnectionRefusedError):
+            self._silent_until = None
+            raise
         except OSError:
             self._silent_until = time.monotonic() + self.rest
             return False

@@ -28,6 +28,7 @@ from carme.slurm import Order, UnixAccount
 _log = logging.getLogger("carme.broker")
 
 PROGRESS_SECONDS = 2.0  # between two checks of how far the data of waiting jobs is
+LOGS_AT_ONCE = 4  # read for that; others need places for their programs, too
 
 
 class StageIns:
@@ -39,6 +40,8 @@ class StageIns:
         self._files = files
         #: By stage-in job the features of the nodes that the job behind it shall prefer; empty once it does.
         self._features: dict[int, list[str]] = {}
+        #: By waiting job how far its data is.
+        self._progress: dict[int, str] = {}
 
     @handles(protocol.StageIn)
     async def to_booked_nodes(self, peer: Peer, request: protocol.StageIn) -> int | None:
@@ -83,10 +86,15 @@ class StageIns:
 
     async def cancel(self, job_id: int, owner: UnixAccount) -> None:
         """Cancel the stage-in job of a job that is not to run any more."""
-        with contextlib.suppress(CarmeError):
-            self._context.watch.unwanted(job_id)
+        watch = self._context.watch
+        watch.unwanted(job_id)
+        try:
             async with self._context.cancels.slot(owner.uid):
                 await self._context.slurm.cancel(str(job_id), owner)
+        except CarmeError as error:
+            job = watch.job(job_id)
+            if error.code == "busy" and job and job.key:
+                await watch.abandon(job.key)  # the polls cancel it
 
     async def cancel_for(self, job: Job, owner: UnixAccount) -> None:
         """Cancel the stage-in jobs of a job that was cancelled."""
@@ -115,20 +123,31 @@ class StageIns:
             first = next((candidate for candidate in jobs if is_stage_in_of(candidate, job)), None)
             if first is not None and first.is_running:
                 found.append((first, job))
-        # At the same time: one owner's home may hang, and no other job's data waits for that.
-        texts = await asyncio.gather(*(self._progress_of(first) for first, _job in found))
-        self._context.watch.data_is({job.id: text for (_first, job), text in zip(found, texts, strict=True)})
         for first, job in found:
             await self._prefer_nodes_of(first, job)
+        waiting = {job.id for _first, job in found}
+        self._progress = {key: text for key, text in self._progress.items() if key in waiting}
+        self._context.watch.data_is(dict(self._progress))
+        places = asyncio.Semaphore(LOGS_AT_ONCE)
+        await asyncio.gather(*(self._report_progress(first, job, places) for first, job in found))
         ids = {job.id for job in jobs}
         self._features = {key: value for key, value in self._features.items() if key in ids}
+
+    async def _report_progress(self, stage_in: Job, job: Job, places: asyncio.Semaphore) -> None:
+        """Report how far a job's data is as soon as its log is read; the home of another owner may hang."""
+        async with places:
+            self._progress[job.id] = await self._progress_of(stage_in)
+        self._context.watch.data_is(dict(self._progress))
 
     async def _progress_of(self, stage_in: Job) -> str:
         """The last message about the data in the log of a stage-in job."""
         try:
             return progress_line(await self._files.log_tail(stage_in))
         except (CarmeError, TimeoutError):
-            return ""
+            pass
+        except Exception as error:
+            _log.warning("The log of job %s cannot be read: %r", stage_in.id, error)  # others' can
+        return ""
 
     async def _prefer_nodes_of(self, stage_in: Job, job: Job) -> None:
         """Have a job prefer the nodes to which its data is on its way; whether it came, they report."""

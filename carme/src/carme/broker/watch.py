@@ -19,6 +19,7 @@ from carme.broker.waiting import Waiting
 from carme.errors import CarmeError, SlurmError
 from carme.jobs import FORGOTTEN, Cluster, Job, JobState, Licence, Phase, Reservation
 from carme.slurm import Slurm, UnixAccount
+from carme.slurm.lookups import account_named
 from carme.translation import message as _
 
 _log = logging.getLogger("carme.broker")
@@ -297,7 +298,7 @@ class Watch:
                 continue
             _log.warning("Job %s is cancelled: its submission had got no answer.", job.id)
             try:
-                owner = await asyncio.to_thread(UnixAccount.named, job.user)
+                owner = await account_named(job.user)
                 await self._slurm.cancel(str(job.array_id or job.id), owner)
                 records.abandon(job.key or "", False)
             except CarmeError as error:  # once more with the next poll
@@ -315,7 +316,7 @@ class Watch:
             self._living[job.id] = now
             _log.warning("Job %s is cancelled again: Slurm has lost its cancellation.", job.id)
             try:
-                await self._slurm.cancel(job.slurm_name, await asyncio.to_thread(UnixAccount.named, job.user))
+                await self._slurm.cancel(job.slurm_name, await account_named(job.user))
             except CarmeError as error:
                 _log.warning("Job %s is not cancelled: %s", job.id, error)
 
@@ -327,7 +328,7 @@ class Watch:
                 continue
             _log.warning("Job %s is cancelled: its first node, %s, has failed.", job.id, job.failed_node)
             try:
-                await self._slurm.cancel(job.slurm_name, await asyncio.to_thread(UnixAccount.named, job.user))
+                await self._slurm.cancel(job.slurm_name, await account_named(job.user))
             except CarmeError as error:
                 headless.discard(job.id)  # once more with the next poll
                 _log.warning("Job %s is not cancelled: %s", job.id, error)
@@ -439,15 +440,19 @@ class Watch:
                 if answer.patient and not closed:
                     return job
                 with contextlib.suppress(CarmeError):
-                    return await self._submit_again(job)
+                    try:
+                        owner = await account_named(job.user)
+                    except SlurmError as error:
+                        _log.warning("Job %s, which Slurm has lost, stays for now: %s", job.id, error)
+                        return job  # once more with the next poll
+                    return await self._submit_again(job, owner)
         _log.warning("Slurm has lost job %s.", job.id)
         return job.model_copy(update={"state": JobState.FAILED, "reason": FORGOTTEN})
 
-    async def _submit_again(self, job: Job) -> Job:
+    async def _submit_again(self, job: Job, owner: UnixAccount) -> Job:
         """The job as it waits again. Raises CarmeError when it does not."""
         self._book.records.again(job.key or "")
         await self._book.save()
-        owner = await asyncio.to_thread(UnixAccount.named, job.user)
         try:
             number = await self._slurm.submit_again(job, owner, self._book.submissions(job) + 1)
         except CarmeError as error:

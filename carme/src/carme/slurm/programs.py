@@ -5,10 +5,11 @@ import contextlib
 import functools
 import os
 import signal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from carme.errors import SlurmError
 from carme.slurm.account import UnixAccount
+from carme.slurm.lookups import identity_of
 from carme.translation import message as _
 
 TIMEOUT = 30.0  # seconds; Slurm's own limits are shorter
@@ -42,7 +43,7 @@ async def run(
     """
     program = arguments[0].rsplit("/", 1)[-1]
     account = owner or UnixAccount.numbered(os.getuid())
-    identity = await _identity(owner) if owner else {}
+    identity = await identity_of(owner) if owner else {}
     try:
         process = await asyncio.create_subprocess_exec(
             *arguments,
@@ -78,18 +79,6 @@ async def run(
         ) from None
     finally:
         await end(process, account.uid)
-
-
-async def _identity(owner: UnixAccount) -> dict[str, Any]:
-    """`UnixAccount.identity`, which may be a question to a directory server; others do not wait for it."""
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            return await asyncio.to_thread(owner.identity)
-    except TimeoutError:
-        raise SlurmError(
-            _("The groups of the account {name} cannot be read: no answer in time.", name=owner.name),
-            _("Try again in a moment; if it stays so, tell an administrator."),
-        ) from None
 
 
 def check_home(owner: UnixAccount) -> None:
