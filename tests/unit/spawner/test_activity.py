@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carme.errors import InvalidRequest
+from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import JobState
 from carme.sessions import Ending, Mark, ServerStatus, SessionState, Step
 from carme_spawner import notes, orphan_cleanup, spawner, waiting
@@ -334,6 +334,13 @@ async def test_a_job_that_ends_is_noted_as_gone_without_an_ending(running: Site)
         lambda: running.broker.notes[-1][1].server is ServerStatus.GONE, "the broker knows that it is gone"
     )
     assert running.broker.session(100).ending is Ending.TIME_LIMIT
+
+
+async def test_a_stop_is_tried_again_while_the_broker_has_too_much_to_do(running: Site) -> None:
+    running.broker.refuse_once = CarmeError("Too many requests.", code="busy")
+    await running.api("DELETE", "users/ada/servers/s1")
+    await eventually(lambda: running.broker.cancelled == [100], "the job is cancelled")
+    assert running.broker.refuse_once is None
 
 
 async def test_a_server_that_does_not_report_is_reported_as_lost(

@@ -129,7 +129,7 @@ class Checkpoints:
         self._room = np.empty(0, np.uint8)
         self._overtaken: set[str] = set()
         #: Whether a checkpoint was loaded, and whether those of an earlier run were named.
-        self._looked = self._earlier_named = False
+        self._has_loaded = self._earlier_named = False
         # A name of this run's own: what an earlier one left unfinished must not be taken for its work.
         self._token = self._from_rank_0(self._begin)
 
@@ -270,7 +270,7 @@ class Checkpoints:
                 )
             trouble = next((text for text, _ in troubles if text), None)
             if trouble is None:
-                self._looked = True
+                self._has_loaded = True
                 self._overtaken = {later for later in found if files.step_of(Path(later)) > number}
                 return number, state
             error = files.Damaged(trouble, "Use an older checkpoint.")
@@ -339,7 +339,7 @@ class Checkpoints:
         newest = files.commit(work.partial, step, work.packed, work.layout, ends, work.patience)
         files.prune(self._folder, self._keep, newest, self._overtaken)
         later = [c for c in files.found(self._folder) if files.step_of(c) > step]
-        if later and not self._looked and not self._earlier_named:
+        if later and not self._has_loaded and not self._earlier_named:
             self._earlier_named = True
             log.warning(
                 "The folder %s has a checkpoint of step %d that this run has not loaded, and saves step %d. "
