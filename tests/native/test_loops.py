@@ -28,6 +28,10 @@ def test_optimizers_of_different_layers_step_as_in_one_process(launcher, nodes):
     launcher.run("loops", nodes, "several", "plain", "overlap", "uneven")
 
 
+def test_gradients_of_several_optimizers_are_clipped_by_one_norm(launcher):
+    launcher.run("loops", [0, 0], "together", *["again"] * 3)
+
+
 @NODES
 @pytest.mark.parametrize(
     "variants",

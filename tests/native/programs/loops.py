@@ -6,6 +6,7 @@ Argument 1: which loop; the others: its variants.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import copy
+import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -182,6 +183,34 @@ def several(variant: str) -> None:
                         parameter -= 0.1 * parameter.grad
                         parameter.grad = None
     compare(tested, expected, variant)
+
+
+class Plain:
+    """Something that takes memory like what `parallelize` makes."""
+
+
+def together(_: str) -> None:
+    """After fewer passes than announced, gradients of all optimizers are clipped by one norm.
+
+    What `parallelize` makes for them lies elsewhere on each rank, in another order.
+    """
+    torch.manual_seed(0)
+    tested = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
+    expected = copy.deepcopy(tested)
+    ours, others = ([sgd(layer) for layer in model] for model in (tested, expected))
+    generator = random.Random(rank)
+    between: list[list[Plain]] = []
+    for optimizer in ours:
+        between.append([Plain() for _ in range(generator.randrange(40))])
+        parallelize(tested, optimizer, accumulate=4)
+    for batch in batches(2):
+        tested(own(batch)).square().mean().backward()
+        (expected(batch).square().mean() / 4).backward()
+    for model, optimizers in ((tested, ours), (expected, others)):
+        clip_grad_norm_(model.parameters(), 1e-2)
+        for optimizer in optimizers:
+            optimizer.step()
+    compare(tested, expected, "together")
 
 
 # -- steps after fewer passes

@@ -34,7 +34,8 @@ class Windowed(Protocol):
         ...
 
 
-_known: "weakref.WeakSet[Any]" = weakref.WeakSet()
+# In the order in which they came, which ranks have in common: each of them reduces its gradients in its turn.
+_known: "weakref.WeakKeyDictionary[Any, None]" = weakref.WeakKeyDictionary()
 
 
 def watch_windows(windowed: Windowed) -> None:
@@ -44,12 +45,12 @@ def watch_windows(windowed: Windowed) -> None:
             _watch_clipping(clip)
         _watch_scaler(torch.amp.GradScaler)
         _watch_zeroing(torch.optim.Optimizer)
-    _known.add(windowed)
+    _known[windowed] = None
 
 
 def forget_windows(windowed: Windowed) -> None:
     """It adds up gradients no longer."""
-    _known.discard(windowed)
+    _known.pop(windowed, None)
 
 
 def late_pass(accumulate: int) -> InvalidCall:
