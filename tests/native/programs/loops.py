@@ -226,16 +226,16 @@ def together(_: str) -> None:
     torch.manual_seed(0)
     tested = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
     expected = copy.deepcopy(tested)
-    ours, others = ([sgd(layer) for layer in model] for model in (tested, expected))
+    created, plain = ([sgd(layer) for layer in model] for model in (tested, expected))
     generator = random.Random(rank)
     between: list[list[Plain]] = []
-    for optimizer in ours:
+    for optimizer in created:
         between.append([Plain() for _ in range(generator.randrange(40))])
         parallelize(tested, optimizer, accumulate=4)
     for batch in batches(2):
         tested(own(batch)).square().mean().backward()
         (expected(batch).square().mean() / 4).backward()
-    for model, optimizers in ((tested, ours), (expected, others)):
+    for model, optimizers in ((tested, created), (expected, plain)):
         clip_grad_norm_(model.parameters(), 1e-2)
         for optimizer in optimizers:
             optimizer.step()
@@ -464,8 +464,8 @@ def saved(_: str) -> None:
             torch.testing.assert_close(parameter.grad, total, rtol=1e-4, atol=1e-6)
         optimizer.step()
         for model in expected:
-            for mine, parameter in zip(model.parameters(), tested.parameters(), strict=True):
-                mine.data.copy_(parameter.data)
+            for own_parameter, parameter in zip(model.parameters(), tested.parameters(), strict=True):
+                own_parameter.data.copy_(parameter.data)
 
 
 def lengths(_: str) -> None:
