@@ -60,13 +60,13 @@ class Buffers:
             for name, buffer in list(table.items()):
                 if buffer is None:
                     continue
-                given = found.get(id(buffer))
-                if given is None:
+                writable = found.get(id(buffer))
+                if writable is None:
                     is_same = last.get((number, name)) is buffer
-                    given = found[id(buffer)] = buffer if is_same else buffer.clone()
-                if given is not buffer:
-                    table[name] = given
+                    writable = found[id(buffer)] = buffer if is_same else buffer.clone()
+                if writable is not buffer:
+                    table[name] = writable
                 # What has a history would hold it until the next pass.
-                if given.is_leaf:
-                    self._last[number, name] = given
+                if writable.is_leaf:
+                    self._last[number, name] = writable
         return list(found.values())
