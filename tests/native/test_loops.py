@@ -23,15 +23,26 @@ def test_a_second_gradient_that_comes_too_late_is_refused(launcher):
     launcher.run("loops", [0, 0], "too_late", "")
 
 
+def test_a_step_inside_of_another_backward_pass_is_refused(launcher):
+    launcher.run("loops", [0, 0], "step_inside", "")
+
+
 @NODES
 def test_optimizers_of_different_layers_step_as_in_one_process(launcher, nodes):
     launcher.run("loops", nodes, "several", "plain", "overlap", "uneven")
 
 
+def test_gradients_of_several_optimizers_are_clipped_by_one_norm(launcher):
+    launcher.run("loops", [0, 0], "together", *["again"] * 3)
+
+
 @NODES
 @pytest.mark.parametrize(
     "variants",
-    [["norm", "overlap", "value", "zeros", "model_zeroes"], ["scaler", "scaler_unscales"]],
+    [
+        ["norm", "overlap", "value", "zeros", "model_zeroes"],
+        ["scaler", "scaler_unscales", "scaler_model_zeroes"],
+    ],
     ids=["clipping", "scaler"],
 )
 def test_gradients_of_fewer_passes_are_reduced_before_they_are_changed(launcher, nodes, variants):
@@ -55,6 +66,15 @@ def test_a_closure_makes_the_gradients_of_one_process(launcher, nodes):
 @NODES
 def test_buffers_that_modules_replace_are_given_to_all_ranks(launcher, nodes):
     launcher.run("loops", nodes, "reassigned", "")
+
+
+@NODES
+def test_what_modules_put_in_buffers_places_is_not_written_to(launcher, nodes):
+    launcher.run("loops", nodes, "saved", "")
+
+
+def test_buffers_of_other_lengths_on_each_rank_are_refused(launcher):
+    launcher.run("loops", [0, 0], "lengths", "")
 
 
 @NODES

@@ -6,6 +6,7 @@ Argument 1: which loop; the others: its variants.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import copy
+import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -144,6 +145,35 @@ def too_late(_: str) -> None:
     refused(loss.backward, "second gradient", "use_reentrant=False")
 
 
+class Training(torch.autograd.Function):
+    """Trains another model in its backward pass."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, train: Callable[[], None]) -> torch.Tensor:
+        context.train = train
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            context.train()
+        return gradients[0], None
+
+
+def step_inside(_: str) -> None:
+    """A step inside of another backward pass, which would use this rank's own gradients, is refused."""
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = sgd(model)
+    parallelize(model, optimizer)
+
+    def train() -> None:
+        model(torch.randn(2, WIDTH)).sum().backward()
+        optimizer.step()
+
+    outer = Training.apply(torch.ones(2, requires_grad=True), train)
+    refused(outer.sum().backward, "inside of a backward pass", "outermost backward()")  # pyright: ignore
+
+
 # -- several optimizers
 
 
@@ -182,6 +212,34 @@ def several(variant: str) -> None:
                         parameter -= 0.1 * parameter.grad
                         parameter.grad = None
     compare(tested, expected, variant)
+
+
+class Plain:
+    """Something that takes memory like what `parallelize` makes."""
+
+
+def together(_: str) -> None:
+    """After fewer passes than announced, gradients of all optimizers are clipped by one norm.
+
+    What `parallelize` makes for them lies elsewhere on each rank, in another order.
+    """
+    torch.manual_seed(0)
+    tested = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
+    expected = copy.deepcopy(tested)
+    created, plain = ([sgd(layer) for layer in model] for model in (tested, expected))
+    generator = random.Random(rank)
+    between: list[list[Plain]] = []
+    for optimizer in created:
+        between.append([Plain() for _ in range(generator.randrange(40))])
+        parallelize(tested, optimizer, accumulate=4)
+    for batch in batches(2):
+        tested(own(batch)).square().mean().backward()
+        (expected(batch).square().mean() / 4).backward()
+    for model, optimizers in ((tested, created), (expected, plain)):
+        clip_grad_norm_(model.parameters(), 1e-2)
+        for optimizer in optimizers:
+            optimizer.step()
+    compare(tested, expected, "together")
 
 
 # -- steps after fewer passes
@@ -233,8 +291,8 @@ def change_and_step(
         scaler.update()
     else:
         optimizer.step()
-    if variant == "model_zeroes":
-        model.zero_grad()
+    if variant.endswith("model_zeroes"):
+        model.zero_grad(set_to_none="scaler" not in variant)
     else:
         optimizer.zero_grad(set_to_none="zeros" not in variant)
 
@@ -358,6 +416,74 @@ def reassigned(_: str) -> None:
         optimizer.step()
         torch.testing.assert_close(seen[-1], expected)
         expected = 0.9 * expected + 0.1 * batch[::size].mean(0)
+
+
+class Multiplying(nn.Module):
+    """Multiplies by a buffer that it replaces, so that autograd saves it, and keeps its last input."""
+
+    avg: torch.Tensor
+    previous: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("avg", torch.zeros(WIDTH))
+        self.register_buffer("previous", torch.zeros(4, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.avg = 0.5 * self.avg + x.mean(0)
+        self.previous = x.detach()
+        return self.layer(x) * self.avg
+
+
+def saved(_: str) -> None:
+    """What autograd saved, and a batch, stay as they are where modules have put them in buffers' places."""
+    torch.manual_seed(0)
+    tested = Multiplying()
+    expected = [copy.deepcopy(tested) for _ in range(size)]  # each rank's model
+    optimizer = sgd(tested)
+    parallelize(tested, optimizer)
+    for a, b in zip(batches(3), reversed(list(batches(3))), strict=True):
+        shares = [(a[r::size].clone(), b[r::size].clone()) for r in range(size)]
+        first, second = own(a).clone(), own(b).clone()
+        optimizer.zero_grad()
+        (tested(first).square().mean() + tested(second).square().mean()).backward()
+        torch.testing.assert_close((first, second), shares[rank], rtol=0, atol=0)
+        losses = [torch.zeros(()) for _ in range(size)]
+        for number in range(2):
+            avg = expected[0].avg.clone()
+            for r, model in enumerate(expected):
+                model.avg = avg
+                losses[r] = losses[r] + model(shares[r][number]).square().mean()
+        parts = [
+            torch.autograd.grad(loss, list(model.parameters()))
+            for loss, model in zip(losses, expected, strict=True)
+        ]
+        mean = [sum(each) / size for each in zip(*parts, strict=True)]
+        for total, parameter in zip(mean, tested.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, total, rtol=1e-4, atol=1e-6)
+        optimizer.step()
+        for model in expected:
+            for own_parameter, parameter in zip(model.parameters(), tested.parameters(), strict=True):
+                own_parameter.data.copy_(parameter.data)
+
+
+def lengths(_: str) -> None:
+    """Buffers that have other lengths on each rank are refused, or left to the ranks."""
+    for options in ({"broadcast_buffers": False}, {}):
+        tested = Multiplying()
+        parallelize(tested, sgd(tested), **options)
+        x = torch.randn(3 + rank, WIDTH)
+        tested(x).sum().backward()
+        if options:
+            tested(x).sum().backward()
+        elif rank:
+            refused(lambda: tested(x), "Buffers", "broadcast_buffers=False")  # noqa: B023
+        else:
+            try:
+                tested(x)
+            except InvalidCall as error:
+                assert "broadcast_buffers=False" in str(error), error
 
 
 def twice(_: str) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["call_at_end", "is_nested", "watch_nesting"]
+from carme_runtime.collectives.errors import InvalidCall
+
+__all__ = ["call_at_end", "inner_step", "is_nested", "watch_nesting"]
 
 _RUN = "_engine_run_backward"  # by which all of PyTorch's calls in Python enter the engine
 
@@ -72,6 +74,15 @@ def call_at_end(call: Callable[[], Any]) -> None:
 def is_nested() -> bool:
     """Whether the pass that runs is inside of another one."""
     return _nesting.ending is not None
+
+
+def inner_step() -> InvalidCall:
+    """The error for a step with gradients of a pass inside of another one, which are not reduced yet."""
+    return InvalidCall(
+        "optimizer.step() was called inside of a backward pass, and its gradients are not reduced before "
+        "that pass ends.",
+        "Call it behind the outermost backward(), or do not give this model and optimizer to parallelize.",
+    )
 
 
 @contextlib.contextmanager

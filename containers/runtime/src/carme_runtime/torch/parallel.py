@@ -24,6 +24,7 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.logs import log
 from carme_runtime.torch.arrivals import Arrivals, has_arrivals, settle_arrivals, settle_optimizer
 from carme_runtime.torch.buckets import Bucket
+from carme_runtime.torch.buffers import Buffers
 from carme_runtime.torch.core_group import CoreGroup, core_group
 from carme_runtime.torch.filling import Filling, check_divisible, limits
 from carme_runtime.torch.flat import tensors_in
@@ -31,7 +32,7 @@ from carme_runtime.torch.fused import fuse
 from carme_runtime.torch.hooks import BeforeForward, attached, weakly
 from carme_runtime.torch.joining import check_alike, join_run
 from carme_runtime.torch.memory import keep_freed_memory
-from carme_runtime.torch.nesting import call_at_end, is_nested, watch_nesting
+from carme_runtime.torch.nesting import call_at_end, inner_step, is_nested, watch_nesting
 from carme_runtime.torch.options import Options
 from carme_runtime.torch.sharding import ShardBucket, Shards, check_optimizer
 from carme_runtime.torch.stepping import step_in_parts
@@ -41,7 +42,6 @@ from carme_runtime.torch.windows import forget_windows, late_pass, watch_windows
 
 __all__ = ["Parallel", "join_run", "parallelize"]
 
-_BROADCAST_BYTES = 250 << 20
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -132,7 +132,7 @@ class Parallel:
         is_shared = self._size > 1
         self._group = core_group()
         self._parameters = self._trained(model)
-        self._gives_buffers = options.broadcast_buffers and is_shared
+        self._given_buffers = Buffers(model) if options.broadcast_buffers and is_shared else None
         shard, self._shards = options.shard_optimizer and is_shared, None
         if optimizer:
             self._check(optimizer, shard)
@@ -353,18 +353,10 @@ class Parallel:
         self._weighting.begin_pass(next((t.shape[dim] for t in inputs if t.dim() > dim), 1))
         if not module.training:  # a rank may do that alone, unless backpropagation follows
             return
-        if self._gives_buffers:
-            self._give_buffers()
+        if self._given_buffers:
+            self._given_buffers.give()
         if self._reduces():
             self._weighting.count()
-
-    def _give_buffers(self) -> None:
-        """Let all ranks have rank 0's buffers, as DistributedDataParallel does it."""
-        # A module may have put another tensor in a buffer's place. PyTorch counts no change of `data`: the
-        # backward pass of an earlier forward pass, still to come, may need the buffer.
-        buffers = [buffer.data for buffer in self._model.buffers()]
-        if buffers:  # few messages, however many there are
-            dist._broadcast_coalesced(dist.group.WORLD, buffers, _BROADCAST_BYTES, 0)  # pyright: ignore
 
     def _refuse_new_parameters(self) -> None:
         """Refuse to train a parameter that is not reduced: ranks would drift apart without a word."""
@@ -525,6 +517,8 @@ class Parallel:
     def _have_gradients(self) -> None:
         """All passes for a step were made."""
         self.end_window()
+        if self._in_backward and self._holds:
+            raise inner_step()
         self._early = False
         if self._clip_norm is not None:
             self._clip(self._clip_norm)
@@ -554,6 +548,10 @@ class Parallel:
             self.end_failed_pass()
             if not self._in_backward:
                 self._begin_window()
+
+    def end_step_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of this optimizer was made, or was left out on all ranks."""
+        self._early = self._early and optimizer is not self._optimizer
 
     def _begin_window(self) -> None:
         """The pass that comes is the first one for a step."""

@@ -33,8 +33,13 @@ class Windowed(Protocol):
         """The gradients of this optimizer are forgotten."""
         ...
 
+    def end_step_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of this optimizer was made, or was left out on all ranks."""
+        ...
 
-_known: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+# In the order in which they came, which ranks have in common: each of them reduces its gradients in its turn.
+_known: "weakref.WeakKeyDictionary[Any, None]" = weakref.WeakKeyDictionary()
 
 
 def watch_windows(windowed: Windowed) -> None:
@@ -44,12 +49,12 @@ def watch_windows(windowed: Windowed) -> None:
             _watch_clipping(clip)
         _watch_scaler(torch.amp.GradScaler)
         _watch_zeroing(torch.optim.Optimizer)
-    _known.add(windowed)
+    _known[windowed] = None
 
 
 def forget_windows(windowed: Windowed) -> None:
     """It adds up gradients no longer."""
-    _known.discard(windowed)
+    _known.pop(windowed, None)
 
 
 def late_pass(accumulate: int) -> InvalidCall:
@@ -95,7 +100,7 @@ def _watch_clipping(clip: Callable[..., Any]) -> None:
 
 
 def _watch_scaler(kind: Any) -> None:
-    """Have gradients reduced when GradScaler looks for infinities."""
+    """Have gradients reduced when GradScaler looks for infinities; a step that it leaves out is over, too."""
     original = kind._unscale_grads_
     if getattr(original, "of_windows", False):
         return
@@ -105,8 +110,17 @@ def _watch_scaler(kind: Any) -> None:
         _end_windows(parameter for group in optimizer.param_groups for parameter in group["params"])
         return original(scaler, optimizer, *arguments, **keywords)
 
+    original_step = kind.step
+
+    @functools.wraps(original_step)
+    def step(scaler: Any, optimizer: torch.optim.Optimizer, *arguments: Any, **keywords: Any) -> Any:
+        result = original_step(scaler, optimizer, *arguments, **keywords)
+        for each in list(_known):
+            each.end_step_of(optimizer)
+        return result
+
     unscale.of_windows = True  # pyright: ignore[reportFunctionMemberAccess]
-    kind._unscale_grads_ = unscale
+    kind._unscale_grads_, kind.step = unscale, step
 
 
 def _watch_zeroing(kind: Any) -> None:
