@@ -144,6 +144,16 @@ def test_a_head_that_does_not_answer_keeps_the_addresses_that_exporters_allow(
     assert allowed(found["n1"]["exporter"]) == ["10.1.0.10", "10.9.0.10"]
 
 
+def test_a_head_that_answers_without_ipv4_keeps_no_former_addresses(
+    render: Render, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = base64.b64encode(b"[Service]\nIPAddressAllow=fd00::10 fd00::99\n").decode()
+    monkeypatch.setitem(HOSTS, "head-1", {"all_ipv6_addresses": ["fd00::10", "fe80::10"]})
+    settings = {"node_exporter_former": {"content": unit}, "carme_head_address": "fd00::10"}
+    found = render("n2", ["exporter"], inventory(tmp_path, 1), **settings)
+    assert allowed(found["n2"]["exporter"]) == ["fd00::10"]
+
+
 @pytest.mark.parametrize(
     ("heads", "settings"),
     [(1, {"carme_head_address": "fd00::10"}), (2, {"carme_heads_address": "fd00::10/64"})],

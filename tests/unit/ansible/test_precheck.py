@@ -541,10 +541,17 @@ def test_hosts_with_slurms_commands_need_a_slurm_that_carme_installs(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "alone"), [(["--tags", "precheck"], True), (["--tags", "hub"], False), ([], False)]
+    ("arguments", "wanted"),
+    [
+        (["--tags", "precheck"], set()),
+        ([], {"hub", "heads"}),
+        # Prometheus of two heads needs what the role heads installs.
+        (["--tags", "monitoring"], {"heads", "cluster_exporter"}),
+        (["--skip-tags", "monitoring"], {"hub", "heads"}),
+    ],
 )
-def test_nothing_but_the_precheck_runs_when_only_that_is_requested(
-    playbook: Playbook, tmp_path: Path, arguments: list[str], alone: bool
+def test_the_roles_run_that_are_requested_each_once(
+    playbook: Playbook, tmp_path: Path, arguments: list[str], wanted: set[str]
 ) -> None:
     # Beside a copy of the playbook lie roles that only say their names.
     plays = yaml.safe_load((ANSIBLE / "site.yml").read_text())
@@ -559,7 +566,8 @@ def test_nothing_but_the_precheck_runs_when_only_that_is_requested(
     done = playbook(*arguments, "-i", inventory(tmp_path), tmp_path / "site.yml")
     assert done.returncode == 0, done.stdout + done.stderr
     ran = {name for name in names if f"ran-{name}." in done.stdout}
-    assert ran == {"carme", "precheck"} if alone else {"carme", "precheck", "base", "storage", "hub"} <= ran
+    assert {"base"} | wanted <= ran if wanted else ran == {"carme", "precheck"}
+    assert done.stdout.count("ran-heads.") == ("heads" in wanted)
 
 
 def test_homes_elsewhere_are_noticed(site: Callable[..., dict[str, Any]]) -> None:

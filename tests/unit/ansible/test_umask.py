@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,29 @@ def test_what_a_task_writes_is_open_to_others(tmp_path: Path, file: str, name: s
     subprocess.run(words, env=places, umask=0o077, check=True, cwd=tmp_path)
     modes = [path.stat().st_mode & 0o777 for path in (written / "folder", written / "folder/file")]
     assert modes == [0o755, 0o644]
+
+
+def test_what_an_earlier_run_has_closed_is_opened(tmp_path: Path) -> None:
+    """A new environment in an old folder keeps its mode, and unchanged dashboards are not written."""
+    program = shutil.which("systemd-tmpfiles")
+    if program is None:
+        pytest.skip("systemd-tmpfiles is not installed")
+    text = (ROLES / "base/templates/tmpfiles.conf.j2").read_text()
+    venv, share = tmp_path / "opt/carme/venv", tmp_path / "usr/share/carme"
+    kept, board = venv / "kept", share / "dashboards/carme-job.json"
+    for file in (kept, board):
+        file.parent.mkdir(parents=True)
+        file.touch(0o600)
+    folders = [venv, share, board.parent]
+    for folder in folders:
+        folder.chmod(0o700)
+    text = text.replace("{{ carme_venv }}", str(venv)).replace("/usr/share/carme", str(share))
+    lines = [line for line in text.splitlines() if str(tmp_path) in line]
+    settings = tmp_path / "carme.conf"
+    settings.write_text("\n".join(lines).replace(" root root ", " - - ") + "\n")
+    subprocess.run([program, "--create", settings], check=True)
+    assert [path.stat().st_mode & 0o777 for path in folders] == [0o755] * 3
+    assert [path.stat().st_mode & 0o777 for path in (kept, board)] == [0o600, 0o644]
 
 
 def test_shells_can_read_how_to_complete_the_command(tmp_path: Path) -> None:
