@@ -94,8 +94,8 @@ def test_what_an_earlier_run_has_closed_is_opened(tmp_path: Path) -> None:
         pytest.skip("systemd-tmpfiles is not installed")
     text = (ROLES / "base/templates/tmpfiles.conf.j2").read_text()
     venv, share = tmp_path / "opt/carme/venv", tmp_path / "usr/share/carme"
-    kept, board = venv / "kept", share / "dashboards/carme-job.json"
-    for file in (kept, board):
+    private, board = venv / "private", share / "dashboards/carme-job.json"
+    for file in (private, board):
         file.parent.mkdir(parents=True)
         file.touch(0o600)
     folders = [venv, share, board.parent]
@@ -107,7 +107,7 @@ def test_what_an_earlier_run_has_closed_is_opened(tmp_path: Path) -> None:
     settings.write_text("\n".join(lines).replace(" root root ", " - - ") + "\n")
     subprocess.run([program, "--create", settings], check=True)
     assert [path.stat().st_mode & 0o777 for path in folders] == [0o755] * 3
-    assert [path.stat().st_mode & 0o777 for path in (kept, board)] == [0o600, 0o644]
+    assert [path.stat().st_mode & 0o777 for path in (private, board)] == [0o600, 0o644]
 
 
 def test_shells_can_read_how_to_complete_the_command(tmp_path: Path) -> None:
