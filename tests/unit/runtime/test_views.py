@@ -18,7 +18,7 @@ def operator(name: str, *inputs: str, view: bool = False, kind: str = "linear") 
 
 
 def graph_of(*operators: Operator, sizes: dict[str, int] | None = None) -> Graph:
-    """Of these operators, of which the last makes the result; `sizes` in KiB, 4 where none is given."""
+    """Of these operators; the last one makes the result. `sizes` in KiB, 4 where none is given."""
     values = tuple(
         Value(name, (8, 128), "float32", KIB * (sizes or {}).get(name, 4), True, name != "x")
         for name in ("x", *(o.outputs[0] for o in operators))
@@ -78,7 +78,7 @@ def test_a_value_is_sent_instead_of_views_that_take_more_bytes_together() -> Non
 
 
 def test_what_is_no_tensor_is_never_sent() -> None:
-    """A value is taken apart into a list, of which operators take single ones."""
+    """A value is taken apart into a list, and operators take single ones."""
     graph = graph_of(
         operator("base", "x"),
         operator("list", "base", view=True),
