@@ -17,8 +17,8 @@ _BY_STRIDES = ("as_strided", "_reshape_alias")
 def viewed(node: fx.Node) -> fx.Node | None:
     """What a node's result is a view of; of one of several views, what has them all."""
     if node.target is operator.getitem:
-        several = node.args[0]
-        return several if isinstance(several, fx.Node) and viewed(several) is not None else None
+        listed = node.args[0]
+        return listed if isinstance(listed, fx.Node) and viewed(listed) is not None else None
     schema = getattr(node.target, "_schema", None)
     if schema is None or not any(result.alias_info is not None for result in schema.returns):
         return None
