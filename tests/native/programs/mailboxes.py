@@ -5,6 +5,7 @@ that its receiver knows. Half of the mailboxes are closed, the others let go of 
 arrive.
 """
 
+import itertools
 import random
 import sys
 import time
@@ -65,6 +66,15 @@ class Pipeline:
             for name, number in self.held.pop((piece, micro)):
                 self.boxes.give_up(name, number)
 
+    def evaluate(self, rank: int) -> None:
+        """Forward passes alone, after all else has arrived: the last stage only gives slots up."""
+        self.boxes.flush()
+        own = [piece for piece, holder in enumerate(self.schedule.holders) if holder == rank]
+        for micro, piece in itertools.product(range(self.schedule.micro_batches), own):
+            for name in [(a, b, False) for a, b in self.channels if b == piece]:
+                self.boxes.give_up(name, self.take(name, micro))
+            self.send([(a, b, False) for a, b in self.channels if a == piece], micro)
+
     def send(self, names: list[Any], micro: int) -> None:
         for name in names:
             memory = self.boxes.slot(name)
@@ -87,6 +97,8 @@ with gaspi.init() as process:
         for _ in range(2):  # the second step uses slots that the first one gave up
             for action in pipeline.schedule.actions[process.rank]:
                 pipeline.act(action)
+        if run % 3 == 0:
+            pipeline.evaluate(process.rank)
         if run % 2:
             pipeline.boxes.close()
         del pipeline

@@ -160,8 +160,11 @@ class Mailboxes:
     def give_up(self, name: Any, number: int) -> None:
         """Let the sender use the slot of a message again."""
         box = self._boxes[name]
-        notice = (self._numbers[box.source], self._first[name, box.source] + number % box.slots, 1)
-        self._context.write(box.source, [], notice, _QUEUE)
+        segment = self._numbers[box.source]
+        # No bytes, but a part: `flush` waits for the arrival of writes, not of notifications alone.
+        part = (self._numbers[self._rank], 0, segment, 0, 0)
+        notice = (segment, self._first[name, box.source] + number % box.slots, 1)
+        self._context.write(box.source, [part], notice, _QUEUE)
 
     def flush(self) -> None:
         """Wait until all that was sent has arrived."""
