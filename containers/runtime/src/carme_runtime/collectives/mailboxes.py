@@ -110,7 +110,8 @@ class Mailboxes:
 
     def close(self) -> None:
         """Give the memory up, when all members have come here and all that they have sent has arrived."""
-        self.flush()  # a barrier may overtake what nobody waits for, such as slots given up
+        _follow(self._context, self._rank, self._numbers)
+        self.flush()
         self._group.barrier(timeout=self._timeout)
         self._drop.detach()
         self._context.segment_delete(self._numbers[self._rank])
@@ -160,14 +161,14 @@ class Mailboxes:
     def give_up(self, name: Any, number: int) -> None:
         """Let the sender use the slot of a message again."""
         box = self._boxes[name]
-        segment = self._numbers[box.source]
-        # No bytes, but a part: `flush` waits for the arrival of writes, not of notifications alone.
-        part = (self._numbers[self._rank], 0, segment, 0, 0)
-        notice = (segment, self._first[name, box.source] + number % box.slots, 1)
-        self._context.write(box.source, [part], notice, _QUEUE)
+        notice = (self._numbers[box.source], self._first[name, box.source] + number % box.slots, 1)
+        self._context.write(box.source, [], notice, _QUEUE)
 
     def flush(self) -> None:
-        """Wait until all that was sent has arrived."""
+        """Wait until all messages that were sent have arrived.
+
+        Slots that were given up may be on their way: who is to use them again may have ended meanwhile.
+        """
         if not self._context.wait(_QUEUE, self._timeout):
             raise Timeout("Messages did not arrive in time.", "See what the other ranks do.")
 
@@ -265,6 +266,16 @@ def _alloc(context: Any, size: int) -> int:
     raise InvalidCall("All segments are in use.", "Close a pipeline that is no longer needed.")
 
 
+def _follow(context: Any, own_rank: int, numbers: Mapping[int, int]) -> None:
+    """Send the other ranks a write without bytes, behind all that was sent to their segments.
+
+    Waiting for the queue waits for writes, not for notifications alone, such as slots that were given up. A
+    barrier overtakes these, and then they reach outside of a segment, or into the next one.
+    """
+    for rank in sorted(numbers.keys() - {own_rank}):
+        context.write(rank, [(numbers[own_rank], 0, numbers[rank], 0, 0)], None, _QUEUE)
+
+
 def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:
     """Give up the memory of mailboxes that none of their ranks has any more, and none has closed.
 
@@ -281,9 +292,11 @@ def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:
         gc.collect()  # a model and what is attached to it hold each other
         mailboxes.collect_at = max(_COLLECT_FROM, 2 * len(mailboxes.living))
     dropped = list(mailboxes.dropped)
+    own_rank = group.ranks[group.index]
+    for numbers in dropped:
+        _follow(context, own_rank, {rank: numbers[rank] for rank in group.ranks if rank in numbers})
     if not context.wait(_QUEUE, timeout):  # what this rank wrote into the others' memory
         raise Timeout("Messages did not arrive in time.", "See what the other ranks do.")
-    own_rank = group.ranks[group.index]
     own = numpy.zeros(load().SEGMENTS, numpy.uint8)
     own[[numbers[own_rank] for numbers in dropped]] = 1
     flags = numpy.zeros(group.size * len(own), numpy.uint8)
