@@ -343,7 +343,7 @@ POLICY = """base-files:
   Candidate: 13.8+deb13u2
   Version table:
      13.8+deb13u2 500
-        500 http://security.debian.org/debian-security trixie-security/main amd64 Packages
+        500 http://security.example.org/debian-security trixie-security/main amd64 Packages
  *** 13.8 500
         {priority} {source} trixie/main amd64 Packages
         100 /var/lib/dpkg/status
@@ -356,7 +356,7 @@ def test_the_mirror_of_a_host_is_the_one_of_its_system(playbook: Playbook, tmp_p
     (block,) = (task["block"] for task in tasks if "base_mirror" in str(task))
     assert block[0]["ansible.builtin.command"]["argv"] == ["apt-cache", "policy", "base-files"]
     sources = {
-        "http://deb.debian.org/debian": "http://deb.debian.org/debian",
+        "http://archive.example.org/debian": "http://archive.example.org/debian",
         "https://mirror.example.org/pub/debian": "https://mirror.example.org/pub/debian",
         "file:/srv/mirror": "",
     }
