@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -26,6 +27,7 @@ __all__ = [
     "keep_refused",
     "not_found",
     "refused_reason",
+    "report_freed",
     "server_error",
     "site",
     "wanted_words",
@@ -90,6 +92,21 @@ def keep_refused(request: HttpRequest, page: str, name: str, reason: str) -> Non
 def refused_reason(request: HttpRequest, page: str) -> dict[str, str]:
     """What `keep_refused` has kept for this page, once: name and reason; empty without it."""
     return request.session.pop(f"refused:{page}", {})
+
+
+def report_freed(request: HttpRequest, freed: bool, done: str, free: str) -> None:
+    """Say that something with a reservation is cancelled, also where Slurm has yet to delete that.
+
+    Args:
+        freed: Whether the reservation is deleted.
+        done: What is cancelled, as a sentence.
+        free: The same with what holds once the reservation is deleted.
+    """
+    if freed:
+        messages.success(request, free)
+    else:
+        later = _("Its nodes are free as soon as the reservation can be deleted; this is tried again.")
+        messages.warning(request, f"{done} {later}")
 
 
 def _page(request: HttpRequest, status: HTTPStatus, title: str, sentence: str, remedy: str) -> HttpResponse:

@@ -17,6 +17,7 @@ from carme_webui.announcements.models import Maintenance, News
 from carme_webui.clocks import site_zone
 from carme_webui.cluster import broker
 from carme_webui.help_links import explained
+from carme_webui.pages import report_freed
 
 __all__ = ["cancel", "delete_news", "edit_maintenance", "edit_news", "maintenance", "news"]
 
@@ -86,12 +87,6 @@ def edit_maintenance(request: HttpRequest, number: int | None = None) -> HttpRes
 def cancel(request: HttpRequest, number: int) -> HttpResponse:
     """Cancel maintenance, or end it now."""
     row = get_object_or_404(Maintenance.planned(timezone.now()), pk=number)
-    if services.cancel(row, signed_in(request), broker()):
-        messages.success(request, _("Its nodes take jobs again."))
-    else:
-        later = _(
-            "Cancelled. Its nodes take jobs again as soon as the reservation can be deleted; "
-            "this is tried again."
-        )
-        messages.warning(request, later)
+    freed = services.cancel(row, signed_in(request), broker())
+    report_freed(request, freed, _("Cancelled."), _("Its nodes take jobs again."))
     return redirect("maintenance")

@@ -34,7 +34,7 @@ from carme_webui.cluster import Reservations, RunningJobs, broker, cluster_cache
 from carme_webui.datasets import datasets_of
 from carme_webui.help_links import explained
 from carme_webui.notifier import notifier
-from carme_webui.pages import keep_refused
+from carme_webui.pages import keep_refused, report_freed
 from carme_webui.projects.models import own_projects
 from carme_webui.sessions.models import Session
 
@@ -227,14 +227,8 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
             messages.error(request, explained(error))
         else:
             _notify_people(found)
-            if freed:
-                messages.success(request, _("The booking is deleted; its nodes are free for others."))
-            else:
-                later = _(
-                    "The booking is deleted. Its nodes are free for others as soon as the reservation can be "
-                    "deleted; this is tried again."
-                )
-                messages.warning(request, later)
+            free = _("The booking is deleted; its nodes are free for others.")
+            report_freed(request, freed, _("The booking is deleted."), free)
     return redirect(found)
 
 
