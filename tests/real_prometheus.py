@@ -17,7 +17,7 @@ from free_ports import free_port
 from carme_monitoring.certificates import make
 from patience import HANG
 
-__all__ = ["Prometheus", "prometheus_with"]
+__all__ = ["Prometheus", "prometheus_with", "promtool"]
 
 
 @dataclass
@@ -28,11 +28,19 @@ class Prometheus:
     certificates: Path
 
 
+def promtool() -> str:
+    """The path of Prometheus' own checker. Skips the test where there is none."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed; ./test unit fetches it")
+    return found
+
+
 @contextlib.contextmanager
 def prometheus_with(samples: str, folder: Path, rules: str = "groups: []") -> Iterator[Prometheus]:
     """A Prometheus that knows these samples (OpenMetrics) and rules. Skips the test where there is none."""
-    promtool, server = shutil.which("promtool"), shutil.which("prometheus")
-    if promtool is None or server is None:
+    checker, server = promtool(), shutil.which("prometheus")
+    if server is None:
         pytest.skip("Prometheus is not installed; ./test unit fetches it")
     group = grp.getgrgid(os.getgid()).gr_name
     make(
@@ -44,7 +52,7 @@ def prometheus_with(samples: str, folder: Path, rules: str = "groups: []") -> It
     )
     (folder / "samples").write_text(samples)
     blocks = ["tsdb", "create-blocks-from", "openmetrics", folder / "samples", folder / "data"]
-    subprocess.run([promtool, *blocks], check=True, capture_output=True)
+    subprocess.run([checker, *blocks], check=True, capture_output=True)
     (folder / "rules.yml").write_text(rules)
     (folder / "prometheus.yml").write_text("global: {evaluation_interval: 1s}\nrule_files: [rules.yml]\n")
     tls = {

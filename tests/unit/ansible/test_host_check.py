@@ -25,6 +25,13 @@ def stand_in_for_runuser(folder: Path, monkeypatch: pytest.MonkeyPatch, cases: s
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
+def stand_in_for_sinfo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in place of sinfo that prints the file `out` in this folder."""
+    (folder / "sinfo").write_text(f"#!/bin/sh\ncat {folder}/out\n")
+    (folder / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
 def test_nodes_with_different_numbers_of_gpus_are_checked_each_by_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,9 +121,7 @@ def test_what_slurm_refuses_a_user_who_is_alone_is_wrong(
 def test_nodes_that_an_administrator_has_set_aside_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sinfo").write_text(f"#!/bin/sh\ncat {tmp_path}/out\n")
-    (tmp_path / "sinfo").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    stand_in_for_sinfo(tmp_path, monkeypatch)
     (tmp_path / "out").write_text("n1|idle|none\nn1|idle|none\nn2|mixed-|none\nn3|drained|fan | broken\n")
     assert check_host.nodes(["n1", "n2"]) == "2 nodes at work"
     assert check_host.nodes(["n1", "n2", "n3"]) == "2 nodes at work; n3 is drained (fan | broken)"
@@ -134,9 +139,7 @@ def test_nodes_that_an_administrator_has_set_aside_are_named(
 def test_nodes_that_backfill_has_planned_or_that_are_asleep_are_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sinfo").write_text(f"#!/bin/sh\ncat {tmp_path}/out\n")
-    (tmp_path / "sinfo").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    stand_in_for_sinfo(tmp_path, monkeypatch)
     (tmp_path / "out").write_text("n1|planned|none\nn2|idle~|none\nn3|mixed#|none\nn4|drained~|fan\n")
     assert check_host.nodes(["n1"]) == "1 nodes at work"
     assert check_host.nodes(["n1", "n2", "n3", "n4"]) == (
